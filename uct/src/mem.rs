@@ -1,0 +1,363 @@
+//! Memory that a device reads and writes: [`Block`], the [`Arena`] of equal buffers cut from it, and the unique handle
+//! [`Buf`] to one of them. Start reading at [`Arena`].
+//!
+//! Ownership is the safety argument, so it is short:
+//!
+//! - **M1** A [`Block`] owns its bytes, which stay at one address until the last `Arc` to it is dropped.
+//! - **M2** An [`Arena`] cuts a block into ranges that do not overlap, and makes exactly one [`Buf`] for each.
+//! - **M3** A [`Buf`] is neither `Clone` nor `Copy`: who has it is the only one on the CPU's side to reach its bytes. A
+//!   buffer that a device may write is *moved into* the queue pair, and comes back by value with the completion.
+//!
+//! This is one of the few modules with `unsafe` in it; each block cites one of the rules above.
+#![allow(unsafe_code)]
+
+use std::{
+    alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error},
+    fmt,
+    ops::{Deref, DerefMut},
+    ptr::NonNull,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// Bytes at a fixed address, zeroed when made, freed with the last reference.
+pub struct Block {
+    ptr: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: M1, a block is plain bytes without thread affinity; it gives no access to them by itself.
+unsafe impl Send for Block {}
+// SAFETY: as above: `&Block` only tells address and length.
+unsafe impl Sync for Block {}
+
+impl Block {
+    /// `len` zero bytes whose first is aligned to `align`.
+    ///
+    /// # Errors
+    /// `InvalidParam` if `len` is 0 or larger than the address space, or `align` is not a power of two.
+    pub fn new(len: usize, align: usize) -> Result<Arc<Block>> {
+        let layout = Layout::from_size_align(len, align)
+            .ok()
+            .filter(|l| l.size() > 0)
+            .ok_or_else(|| Error::new(ErrorKind::InvalidParam, format!("memory of {len} bytes aligned to {align}")))?;
+        // SAFETY: the layout's size is not zero (checked above).
+        let ptr = unsafe { alloc_zeroed(layout) };
+        match NonNull::new(ptr) {
+            Some(ptr) => Ok(Arc::new(Block { ptr, layout })),
+            None => handle_alloc_error(layout),
+        }
+    }
+
+    /// The address of the first byte, for registration and work requests.
+    pub fn addr(&self) -> usize {
+        self.ptr.as_ptr() as usize
+    }
+
+    /// The number of bytes; never 0.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.layout.size()
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        // SAFETY: M1: `ptr` came from `alloc_zeroed` with this layout, and this is the last reference.
+        unsafe { dealloc(self.ptr.as_ptr(), self.layout) }
+    }
+}
+
+impl fmt::Debug for Block {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Block({:#x}, {} bytes)", self.addr(), self.len())
+    }
+}
+
+/// How an [`Arena`] cuts its block.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct ArenaLayout {
+    /// How many buffers.
+    pub count: usize,
+    /// Bytes in each buffer.
+    pub len: usize,
+    /// `address + align_offset` of each buffer is a multiple of this power of two.
+    pub align: usize,
+    /// See `align`; 0 aligns the first byte, `n` aligns byte `n`.
+    pub align_offset: usize,
+}
+
+/// A block cut into equal buffers, with the local key it was registered under.
+///
+/// The arena lives as long as any of its buffers.
+pub struct Arena {
+    block: Arc<Block>,
+    lkey: AtomicU32,
+}
+
+impl Arena {
+    /// Makes the block and its buffers. The order of the buffers is by address.
+    ///
+    /// # Errors
+    /// `InvalidParam` if the layout is empty, overflows, or its alignment is not a power of two.
+    pub fn new(layout: ArenaLayout) -> Result<(Arc<Arena>, Vec<Buf>)> {
+        let bad = || Error::new(ErrorKind::InvalidParam, format!("buffer arena of {layout:?}"));
+        if layout.count == 0 || layout.len == 0 || !layout.align.is_power_of_two() {
+            return Err(bad());
+        }
+        let pad = (layout.align - layout.align_offset % layout.align) % layout.align;
+        let stride = layout.len.checked_next_multiple_of(layout.align).ok_or_else(bad)?;
+        let total = stride.checked_mul(layout.count).and_then(|n| n.checked_add(pad)).ok_or_else(bad)?;
+        let block = Block::new(total, layout.align)?;
+        let arena = Arc::new(Arena { block, lkey: AtomicU32::new(0) });
+        let bufs = (0..layout.count)
+            .map(|i| {
+                let off = pad + i * stride;
+                // SAFETY: `off + len <= total`, so the pointer stays inside the block.
+                let ptr = unsafe { arena.block.ptr.add(off) };
+                Buf { ptr, len: layout.len, index: i as u32, arena: arena.clone() }
+            })
+            .collect();
+        Ok((arena, bufs))
+    }
+
+    /// The memory, for registration.
+    pub fn block(&self) -> &Arc<Block> {
+        &self.block
+    }
+
+    /// Remembers the local key of the registration that covers the whole block.
+    pub fn set_lkey(&self, lkey: u32) {
+        self.lkey.store(lkey, Ordering::Relaxed);
+    }
+
+    /// The local key, 0 before [`Arena::set_lkey`].
+    pub fn lkey(&self) -> u32 {
+        self.lkey.load(Ordering::Relaxed)
+    }
+}
+
+impl fmt::Debug for Arena {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Arena({:?}, lkey {:#x})", self.block, self.lkey())
+    }
+}
+
+/// The unique handle to one buffer of an [`Arena`]. Dereferences to its bytes.
+pub struct Buf {
+    ptr: NonNull<u8>,
+    len: usize,
+    index: u32,
+    arena: Arc<Arena>,
+}
+
+// SAFETY: M2 and M3: the handle is unique and its bytes belong to nobody else.
+unsafe impl Send for Buf {}
+// SAFETY: `&Buf` gives only `&[u8]`.
+unsafe impl Sync for Buf {}
+
+impl Buf {
+    /// The buffer's place in its arena, from 0.
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// The local key of the arena.
+    pub fn lkey(&self) -> u32 {
+        self.arena.lkey()
+    }
+
+    /// The address of the first byte, for work requests.
+    pub fn addr(&self) -> usize {
+        self.ptr.as_ptr() as usize
+    }
+
+    /// A buffer of its own, unregistered: for tests and for copies that outlive a pool.
+    ///
+    /// # Errors
+    /// `InvalidParam` if `len` is 0.
+    pub fn alloc(len: usize) -> Result<Buf> {
+        let (_, mut bufs) = Arena::new(ArenaLayout { count: 1, len, align: 64, align_offset: 0 })?;
+        bufs.pop().ok_or_else(|| Error::new(ErrorKind::NoMemory, "empty arena"))
+    }
+}
+
+impl Deref for Buf {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: M1 to M3: `len` initialised bytes that live as long as `arena`, reached only through this handle.
+        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
+    }
+}
+
+impl DerefMut for Buf {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`, and `&mut self` excludes every other reference.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) }
+    }
+}
+
+impl fmt::Debug for Buf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buf(#{}, {} bytes)", self.index, self.len)
+    }
+}
+
+/// What a registration must hold on to until it is dropped. Dropping it deregisters.
+pub trait Registration: Send + Sync {
+    /// The key for local access in work requests.
+    fn lkey(&self) -> u32;
+}
+
+/// Memory registered with a device and owned by the caller, as `Vec<u8>` owns its bytes.
+///
+/// [`MemRegion::slice`] makes read-only views for zero-copy sends. While any view is alive (that is, while an operation
+/// may still read the memory) [`MemRegion::bytes_mut`] answers `None`; the region itself may be dropped at any time, the
+/// memory and its registration live until the last view is gone.
+#[derive(Clone)]
+pub struct MemSlice {
+    region: Arc<RegionInner>,
+    offset: usize,
+    len: usize,
+}
+
+/// See [`MemSlice`] for the views that sends take.
+pub struct MemRegion {
+    inner: Arc<RegionInner>,
+}
+
+struct RegionInner {
+    // Field order is drop order: deregister first, free after.
+    registration: Box<dyn Registration>,
+    buf: Buf,
+}
+
+impl MemRegion {
+    /// Joins a buffer and its registration. Transports call this from `mem_alloc`.
+    pub fn new(buf: Buf, registration: Box<dyn Registration>) -> Self {
+        MemRegion { inner: Arc::new(RegionInner { registration, buf }) }
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.inner.buf
+    }
+
+    /// The bytes for writing, or `None` while a view (an operation in flight) may read them.
+    pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        Arc::get_mut(&mut self.inner).map(|i| &mut *i.buf)
+    }
+
+    /// The number of bytes.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.inner.buf.len()
+    }
+
+    /// A view of `range` for a zero-copy send.
+    ///
+    /// # Errors
+    /// `InvalidParam` if the range is not inside the region.
+    pub fn slice(&self, range: std::ops::Range<usize>) -> Result<MemSlice> {
+        if range.start > range.end || range.end > self.len() {
+            return Err(Error::new(
+                ErrorKind::InvalidParam,
+                format!("range {range:?} of a memory region of {} bytes", self.len()),
+            ));
+        }
+        Ok(MemSlice { region: self.inner.clone(), offset: range.start, len: range.len() })
+    }
+}
+
+impl fmt::Debug for MemRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MemRegion({} bytes, lkey {:#x})", self.len(), self.inner.registration.lkey())
+    }
+}
+
+impl MemSlice {
+    /// The local key for work requests.
+    pub fn lkey(&self) -> u32 {
+        self.region.registration.lkey()
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.region.buf[self.offset..self.offset + self.len]
+    }
+
+    /// The number of bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True for a view of nothing.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl fmt::Debug for MemSlice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MemSlice({}+{})", self.offset, self.len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arena_aligns_the_byte_that_was_asked_for() {
+        for (align, align_offset, len) in [(64, 0, 100), (64, 48, 4144), (4096, 48, 4144), (1, 0, 3), (8, 9, 1)] {
+            let (_a, bufs) = Arena::new(ArenaLayout { count: 5, len, align, align_offset }).unwrap();
+            assert_eq!(bufs.len(), 5);
+            for w in bufs.windows(2) {
+                assert!(w[0].addr() + len <= w[1].addr());
+            }
+            for b in &bufs {
+                assert_eq!((b.addr() + align_offset) % align, 0, "align {align} offset {align_offset}");
+                assert!(b.iter().all(|&x| x == 0));
+            }
+        }
+    }
+
+    #[test]
+    fn empty_or_overflowing_arenas_are_refused() {
+        let l = ArenaLayout { count: 1, len: 1, align: 1, align_offset: 0 };
+        for bad in [
+            ArenaLayout { count: 0, ..l },
+            ArenaLayout { len: 0, ..l },
+            ArenaLayout { align: 3, ..l },
+            ArenaLayout { len: usize::MAX, count: 2, ..l },
+        ] {
+            assert!(Arena::new(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    struct NoReg;
+    impl Registration for NoReg {
+        fn lkey(&self) -> u32 {
+            7
+        }
+    }
+
+    #[test]
+    fn a_region_in_flight_cannot_be_written() {
+        let mut r = MemRegion::new(Buf::alloc(16).unwrap(), Box::new(NoReg));
+        r.bytes_mut().unwrap()[3] = 9;
+        let s = r.slice(2..5).unwrap();
+        assert_eq!(s.bytes(), [0, 9, 0]);
+        assert!(r.bytes_mut().is_none());
+        drop(s);
+        assert!(r.bytes_mut().is_some());
+        assert!(r.slice(5..17).is_err());
+        let s = r.slice(0..16).unwrap();
+        drop(r);
+        assert_eq!(s.bytes()[3], 9);
+    }
+}
