@@ -4,5 +4,9 @@
 #![deny(missing_docs)]
 #![deny(unsafe_code)]
 
+pub mod addr;
+pub mod config;
 pub mod device;
+pub mod gid;
+pub mod reach;
 pub mod types;

@@ -2,7 +2,9 @@
 #![deny(missing_docs)]
 #![deny(unsafe_code)]
 
+pub mod config;
 pub mod error;
+pub mod log;
 pub mod mem;
 pub mod time;
 
