@@ -1,0 +1,4 @@
+//! stub
+#[derive(Debug)]
+/// x
+pub struct Env;
