@@ -85,9 +85,11 @@ pub struct ArenaLayout {
     pub count: usize,
     /// Bytes in each buffer.
     pub len: usize,
+    /// Bytes in front of each buffer that the device never touches (see [`Buf::whole_mut`]).
+    pub front: usize,
     /// `address + align_offset` of each buffer is a multiple of this power of two.
     pub align: usize,
-    /// See `align`; 0 aligns the first byte, `n` aligns byte `n`.
+    /// See `align`; 0 aligns the first byte (after the front), `n` aligns byte `n`.
     pub align_offset: usize,
 }
 
@@ -109,17 +111,19 @@ impl Arena {
         if layout.count == 0 || layout.len == 0 || !layout.align.is_power_of_two() {
             return Err(bad());
         }
-        let pad = (layout.align - layout.align_offset % layout.align) % layout.align;
-        let stride = layout.len.checked_next_multiple_of(layout.align).ok_or_else(bad)?;
+        let shift = layout.align_offset.checked_add(layout.front).ok_or_else(bad)?;
+        let pad = (layout.align - shift % layout.align) % layout.align;
+        let whole = layout.len.checked_add(layout.front).ok_or_else(bad)?;
+        let stride = whole.checked_next_multiple_of(layout.align).ok_or_else(bad)?;
         let total = stride.checked_mul(layout.count).and_then(|n| n.checked_add(pad)).ok_or_else(bad)?;
         let block = Block::new(total, layout.align)?;
         let arena = Arc::new(Arena { block, lkey: AtomicU32::new(0) });
         let bufs = (0..layout.count)
             .map(|i| {
-                let off = pad + i * stride;
+                let off = pad + i * stride + layout.front;
                 // SAFETY: `off + len <= total`, so the pointer stays inside the block.
                 let ptr = unsafe { arena.block.ptr.add(off) };
-                Buf { ptr, len: layout.len, index: i as u32, arena: arena.clone() }
+                Buf { ptr, len: layout.len, front: layout.front, index: i as u32, arena: arena.clone() }
             })
             .collect();
         Ok((arena, bufs))
@@ -151,6 +155,7 @@ impl fmt::Debug for Arena {
 pub struct Buf {
     ptr: NonNull<u8>,
     len: usize,
+    front: usize,
     index: u32,
     arena: Arc<Arena>,
 }
@@ -176,12 +181,25 @@ impl Buf {
         self.ptr.as_ptr() as usize
     }
 
+    /// The bytes with the front: `whole_mut()[front_len()]` is the first byte of the buffer proper.
+    pub fn whole_mut(&mut self) -> &mut [u8] {
+        // SAFETY: M2: the `front` bytes before `ptr` were cut from the block for this buffer alone.
+        let start = unsafe { self.ptr.as_ptr().sub(self.front) };
+        // SAFETY: as in `deref_mut`, over the front as well.
+        unsafe { std::slice::from_raw_parts_mut(start, self.front + self.len) }
+    }
+
+    /// The number of bytes in front of the buffer proper.
+    pub fn front_len(&self) -> usize {
+        self.front
+    }
+
     /// A buffer of its own, unregistered: for tests and for copies that outlive a pool.
     ///
     /// # Errors
     /// `InvalidParam` if `len` is 0.
     pub fn alloc(len: usize) -> Result<Buf> {
-        let (_, mut bufs) = Arena::new(ArenaLayout { count: 1, len, align: 64, align_offset: 0 })?;
+        let (_, mut bufs) = Arena::new(ArenaLayout { count: 1, len, front: 0, align: 64, align_offset: 0 })?;
         bufs.pop().ok_or_else(|| Error::new(ErrorKind::NoMemory, "empty arena"))
     }
 }
@@ -313,22 +331,26 @@ mod tests {
 
     #[test]
     fn arena_aligns_the_byte_that_was_asked_for() {
-        for (align, align_offset, len) in [(64, 0, 100), (64, 48, 4144), (4096, 48, 4144), (1, 0, 3), (8, 9, 1)] {
-            let (_a, bufs) = Arena::new(ArenaLayout { count: 5, len, align, align_offset }).unwrap();
+        for (align, align_offset, front, len) in
+            [(64, 0, 0, 100), (64, 48, 0, 4144), (4096, 48, 100, 4144), (1, 0, 7, 3), (8, 9, 3, 1)]
+        {
+            let (_a, mut bufs) = Arena::new(ArenaLayout { count: 5, len, front, align, align_offset }).unwrap();
             assert_eq!(bufs.len(), 5);
             for w in bufs.windows(2) {
-                assert!(w[0].addr() + len <= w[1].addr());
+                assert!(w[0].addr() + len <= w[1].addr() - front);
             }
-            for b in &bufs {
+            for b in &mut bufs {
                 assert_eq!((b.addr() + align_offset) % align, 0, "align {align} offset {align_offset}");
                 assert!(b.iter().all(|&x| x == 0));
+                assert_eq!(b.whole_mut().len(), front + len);
+                b.whole_mut().fill(0);
             }
         }
     }
 
     #[test]
     fn empty_or_overflowing_arenas_are_refused() {
-        let l = ArenaLayout { count: 1, len: 1, align: 1, align_offset: 0 };
+        let l = ArenaLayout { count: 1, len: 1, front: 0, align: 1, align_offset: 0 };
         for bad in [
             ArenaLayout { count: 0, ..l },
             ArenaLayout { len: 0, ..l },

@@ -1,0 +1,262 @@
+//! Receiving active messages: ids, handlers, and the descriptor a handler may keep.
+//!
+//! A handler gets an [`AmMessage`]: the bytes, and the right to keep them. If it returns without calling
+//! [`AmMessage::into_owned`] the buffer goes back to the interface's pool. An owned [`AmDesc`] may live as long as the
+//! user likes, even past the interface: its drop returns the buffer, or frees it if the pool is gone.
+
+use std::{fmt, sync::Arc};
+
+use parking_lot::Mutex;
+
+use crate::{
+    error::{Error, ErrorKind, Result},
+    mem::Buf,
+};
+
+/// An active message id, 0 to 31.
+#[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct AmId(u8);
+
+impl AmId {
+    /// How many ids there are.
+    pub const COUNT: usize = 32;
+
+    /// The id `id`.
+    ///
+    /// # Errors
+    /// `InvalidParam` above 31.
+    pub fn new(id: u8) -> Result<AmId> {
+        if (id as usize) < Self::COUNT {
+            Ok(AmId(id))
+        } else {
+            Err(Error::new(ErrorKind::InvalidParam, format!("active message id {id}: ids are 0 to 31")))
+        }
+    }
+
+    /// The low five bits of `id`, for ids that come from a five-bit field.
+    pub const fn truncate(id: u8) -> AmId {
+        AmId(id & 31)
+    }
+
+    /// The number.
+    pub const fn get(self) -> u8 {
+        self.0
+    }
+}
+
+/// Where owned descriptors return to. Implemented by transports.
+pub trait DescPool: Send + Sync {
+    /// Takes a buffer back. Must not block, and must not call user code.
+    fn give_back(&self, buf: Buf);
+}
+
+/// The place of a message inside its receive buffer.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct AmPlace {
+    /// Offset of the first payload byte from the start of the whole buffer, front included.
+    pub offset: usize,
+    /// Payload bytes.
+    pub len: usize,
+    /// Bytes before the payload that the handler may overwrite.
+    pub headroom: usize,
+}
+
+/// A received active message, for the duration of the handler.
+pub struct AmMessage<'a> {
+    buf: &'a mut Option<Buf>,
+    pool: &'a Arc<dyn DescPool>,
+    place: AmPlace,
+    ep: u64,
+}
+
+impl<'a> AmMessage<'a> {
+    /// For transports: a message in `buf`, which must hold a buffer; it is left there unless the handler keeps it.
+    pub fn new(buf: &'a mut Option<Buf>, pool: &'a Arc<dyn DescPool>, place: AmPlace, ep: u64) -> Self {
+        debug_assert!(buf.is_some());
+        AmMessage { buf, pool, place, ep }
+    }
+
+    /// The payload.
+    pub fn data(&self) -> &[u8] {
+        match &*self.buf {
+            Some(b) => {
+                let start = self.place.offset - b.front_len();
+                &b[start..start + self.place.len]
+            }
+            None => &[],
+        }
+    }
+
+    /// The receiving interface's number of the endpoint it came by: for logs, and to tell senders apart.
+    pub fn ep_id(&self) -> u64 {
+        self.ep
+    }
+
+    /// Keeps the message. The bytes do not move.
+    pub fn into_owned(self) -> AmDesc {
+        AmDesc { buf: self.buf.take(), pool: self.pool.clone(), place: self.place }
+    }
+}
+
+impl fmt::Debug for AmMessage<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "AmMessage({} bytes)", self.place.len)
+    }
+}
+
+/// A received message that its handler kept.
+pub struct AmDesc {
+    buf: Option<Buf>,
+    pool: Arc<dyn DescPool>,
+    place: AmPlace,
+}
+
+impl AmDesc {
+    /// The payload. `data().as_ptr() + am_align_offset` is aligned as the interface was asked to.
+    pub fn data(&self) -> &[u8] {
+        match &self.buf {
+            Some(b) => {
+                let start = self.place.offset - b.front_len();
+                &b[start..start + self.place.len]
+            }
+            None => &[],
+        }
+    }
+
+    /// The headroom and the payload, for writing: `(headroom, data)`, adjacent in memory. The headroom has the length the
+    /// interface was opened with.
+    pub fn parts_mut(&mut self) -> (&mut [u8], &mut [u8]) {
+        let AmPlace { offset, len, headroom } = self.place;
+        match &mut self.buf {
+            Some(b) => {
+                let (head, tail) = b.whole_mut().split_at_mut(offset);
+                (&mut head[offset - headroom..], &mut tail[..len])
+            }
+            None => (&mut [], &mut []),
+        }
+    }
+}
+
+impl Drop for AmDesc {
+    fn drop(&mut self) {
+        if let Some(b) = self.buf.take() {
+            self.pool.give_back(b);
+        }
+    }
+}
+
+impl fmt::Debug for AmDesc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "AmDesc({} bytes)", self.place.len)
+    }
+}
+
+/// What is called for a message.
+pub type AmHandler = Arc<dyn Fn(AmMessage<'_>) + Send + Sync>;
+
+/// On which thread a handler runs.
+#[derive(Copy, Clone, PartialEq, Eq, Debug, Hash)]
+pub enum HandlerKind {
+    /// Only inside the user's `progress`. What arrives while the user is away is queued.
+    Sync,
+    /// Also on the progress thread, at any time.
+    Async,
+}
+
+/// One entry of a [`HandlerTable`].
+pub type HandlerEntry = Option<(AmHandler, HandlerKind)>;
+
+/// The handlers of an interface. Replacing one takes effect at the next message that is taken from the network; a handler
+/// that is running goes on to its end.
+pub struct HandlerTable {
+    current: Mutex<Arc<[HandlerEntry; AmId::COUNT]>>,
+}
+
+impl HandlerTable {
+    /// An empty table.
+    pub fn new() -> Self {
+        HandlerTable { current: Mutex::new(Arc::new([const { None }; AmId::COUNT])) }
+    }
+
+    /// Installs or, with `None`, removes a handler. The old one is returned, to be dropped with no lock held.
+    pub fn set(&self, id: AmId, entry: HandlerEntry) -> HandlerEntry {
+        let mut cur = self.current.lock();
+        // Copy on write: batches in delivery keep the table they started with.
+        let table = Arc::make_mut(&mut cur);
+        std::mem::replace(&mut table[id.get() as usize], entry)
+    }
+
+    /// The table as it is now.
+    pub fn snapshot(&self) -> Arc<[HandlerEntry; AmId::COUNT]> {
+        self.current.lock().clone()
+    }
+}
+
+impl Default for HandlerTable {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for HandlerTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let t = self.snapshot();
+        f.debug_list().entries(t.iter().enumerate().filter(|(_, e)| e.is_some()).map(|(i, _)| i)).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mem::{Arena, ArenaLayout};
+
+    #[derive(Default)]
+    struct Pool(Mutex<Vec<Buf>>);
+    impl DescPool for Pool {
+        fn give_back(&self, buf: Buf) {
+            self.0.lock().push(buf);
+        }
+    }
+
+    fn buf(front: usize) -> Buf {
+        let l = ArenaLayout { count: 1, len: 64, front, align: 64, align_offset: 48 };
+        Arena::new(l).unwrap().1.pop().unwrap()
+    }
+
+    #[test]
+    fn ids_are_five_bits() {
+        assert!(AmId::new(31).is_ok());
+        let e = AmId::new(32).unwrap_err();
+        assert_eq!(e.to_string(), "invalid parameter: active message id 32: ids are 0 to 31");
+    }
+
+    #[test]
+    fn a_kept_descriptor_returns_to_its_pool() {
+        let mem = Arc::new(Pool::default());
+        let pool: Arc<dyn DescPool> = mem.clone();
+        let mut slot = Some(buf(16));
+        slot.as_mut().unwrap()[48..52].copy_from_slice(b"abcd");
+        let place = AmPlace { offset: 16 + 48, len: 4, headroom: 60 };
+        let msg = AmMessage::new(&mut slot, &pool, place, 3);
+        assert_eq!(msg.data(), b"abcd");
+        let mut desc = msg.into_owned();
+        assert!(slot.is_none());
+        let (head, data) = desc.parts_mut();
+        assert_eq!((head.len(), &*data), (60, &b"abcd"[..]));
+        head.fill(0xff);
+        assert_eq!(desc.data(), b"abcd");
+        assert_eq!(desc.data().as_ptr() as usize % 64, 0);
+        drop(desc);
+        assert_eq!(mem.0.lock().len(), 1);
+    }
+
+    #[test]
+    fn a_snapshot_does_not_see_later_changes() {
+        let t = HandlerTable::new();
+        let id = AmId::new(5).unwrap();
+        assert!(t.set(id, Some((Arc::new(|_| {}), HandlerKind::Sync))).is_none());
+        let s = t.snapshot();
+        assert!(t.set(id, None).is_some());
+        assert!(s[5].is_some() && t.snapshot()[5].is_none());
+    }
+}

@@ -1,0 +1,253 @@
+//! Workers: a progress domain, and the thread that stands in while the user's thread is away.
+//!
+//! A [`Worker`] is used by one thread at a time. Its [`progress`](Worker::progress) moves everything: it polls the
+//! devices of its interfaces, runs timers, and calls handlers, completions and pending requests. See [`thread`] for the
+//! progress thread.
+
+mod thread;
+
+use std::{
+    fmt,
+    os::fd::RawFd,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+
+use crate::{
+    error::{Error, ErrorKind, Result},
+    iface::{Arm, Events, Interface},
+    time::{Clock, MonotonicClock, Time},
+};
+
+pub(crate) use thread::WakeFd;
+
+/// How a worker is made.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct WorkerParams {
+    /// The clock of everything below the worker.
+    pub clock: Arc<dyn Clock>,
+    /// Whether a progress thread stands in while the user's thread is away.
+    pub progress_thread: bool,
+    /// How often the progress thread looks, at least, while the user is away.
+    pub async_tick: Duration,
+}
+
+impl Default for WorkerParams {
+    fn default() -> Self {
+        WorkerParams {
+            clock: Arc::new(MonotonicClock::new()),
+            progress_thread: true,
+            async_tick: Duration::from_millis(100),
+        }
+    }
+}
+
+impl WorkerParams {
+    /// A worker on virtual time: nothing happens but in `progress`, so every run is the same.
+    pub fn manual(clock: Arc<dyn Clock>) -> Self {
+        WorkerParams { clock, progress_thread: false, ..Self::default() }
+    }
+
+    /// With or without a progress thread. Without, a process that does not call `progress` does not acknowledge either,
+    /// and its peers declare it dead after their time-out.
+    pub fn progress_thread(mut self, on: bool) -> Self {
+        self.progress_thread = on;
+        self
+    }
+}
+
+impl fmt::Debug for WorkerParams {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "WorkerParams(progress_thread {}, async_tick {:?})", self.progress_thread, self.async_tick)
+    }
+}
+
+type IfaceList = Arc<[Arc<dyn Interface>]>;
+type Deferred = Box<dyn FnOnce() + Send>;
+
+/// What the worker, its interfaces and its thread share.
+pub struct WorkerShared {
+    clock: Arc<dyn Clock>,
+    /// Interfaces with progress enabled. An interface removes itself when it is closed, which ends the cycle.
+    ifaces: Mutex<IfaceList>,
+    deferred: Mutex<Vec<Deferred>>,
+    has_deferred: AtomicBool,
+    /// Counts the user's `progress` calls: how the progress thread sees that the user is there.
+    user_seq: AtomicU64,
+    /// True while the progress thread looks every millisecond, so that sends may wait for company that long.
+    batching: AtomicBool,
+    has_thread: bool,
+    /// Shared with the thread, which may be about to sleep on it when the worker ends.
+    wake: Option<Arc<WakeFd>>,
+}
+
+impl WorkerShared {
+    /// The clock.
+    pub fn clock(&self) -> &Arc<dyn Clock> {
+        &self.clock
+    }
+
+    /// True if a send may be left un-rung for the moment, because somebody will ring within about a millisecond, or
+    /// because there is no progress thread and the user has to call `progress` anyway.
+    pub fn may_batch(&self) -> bool {
+        !self.has_thread || self.batching.load(Ordering::Relaxed)
+    }
+
+    /// Adds an interface to `progress`. For transports.
+    pub fn add_iface(&self, iface: Arc<dyn Interface>) {
+        let mut list = self.ifaces.lock();
+        if !list.iter().any(|i| same(i, &iface)) {
+            *list = list.iter().cloned().chain([iface]).collect();
+        }
+    }
+
+    /// Takes an interface out of `progress`. For transports.
+    pub fn remove_iface(&self, iface: &Arc<dyn Interface>) {
+        let old = {
+            let mut list = self.ifaces.lock();
+            let kept: IfaceList = list.iter().filter(|i| !same(i, iface)).cloned().collect();
+            std::mem::replace(&mut *list, kept)
+        };
+        // The last reference may go here; not under the lock.
+        drop(old);
+    }
+
+    /// Runs `f` in the next `progress`, with no lock held. Callable from any thread.
+    pub fn defer(&self, f: Deferred) {
+        self.deferred.lock().push(f);
+        self.has_deferred.store(true, Ordering::Release);
+        if let Some(w) = &self.wake {
+            w.wake();
+        }
+    }
+
+    fn snapshot(&self) -> IfaceList {
+        self.ifaces.lock().clone()
+    }
+
+    fn run_deferred(&self) -> usize {
+        if !self.has_deferred.swap(false, Ordering::Acquire) {
+            return 0;
+        }
+        let batch = std::mem::take(&mut *self.deferred.lock());
+        let n = batch.len();
+        for f in batch {
+            f();
+        }
+        n
+    }
+}
+
+impl Drop for WorkerShared {
+    fn drop(&mut self) {
+        // The thread holds only a weak reference: woken, it finds nothing to upgrade, and ends.
+        if let Some(w) = &self.wake {
+            w.wake();
+        }
+    }
+}
+
+impl fmt::Debug for WorkerShared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "WorkerShared({} interfaces)", self.snapshot().len())
+    }
+}
+
+fn same(a: &Arc<dyn Interface>, b: &Arc<dyn Interface>) -> bool {
+    // Addresses only: two vtables of one type may differ.
+    std::ptr::addr_eq(Arc::as_ptr(a), Arc::as_ptr(b))
+}
+
+/// The handle of a worker. Dropping it stops nothing: interfaces keep what they need.
+pub struct Worker {
+    shared: Arc<WorkerShared>,
+}
+
+impl Worker {
+    /// Makes a worker and, if asked for, its progress thread.
+    ///
+    /// # Errors
+    /// `Io` if the thread or its wake-up fd cannot be made.
+    pub fn new(params: WorkerParams) -> Result<Worker> {
+        let wake = if params.progress_thread { Some(Arc::new(WakeFd::new()?)) } else { None };
+        let shared = Arc::new(WorkerShared {
+            clock: params.clock,
+            ifaces: Mutex::new(Arc::new([])),
+            deferred: Mutex::new(Vec::new()),
+            has_deferred: AtomicBool::new(false),
+            user_seq: AtomicU64::new(0),
+            batching: AtomicBool::new(false),
+            has_thread: params.progress_thread,
+            wake,
+        });
+        if params.progress_thread {
+            thread::spawn(&shared, params.async_tick)?;
+        }
+        Ok(Worker { shared })
+    }
+
+    /// Moves everything once: a bounded amount of work. Returns the number of events handled; 0 does not mean that
+    /// nothing is outstanding (for that, flush).
+    pub fn progress(&self) -> usize {
+        let s = &self.shared;
+        s.user_seq.store(s.user_seq.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        let list = s.snapshot();
+        let mut events = 0;
+        for i in list.iter() {
+            events += i.progress();
+        }
+        events + s.run_deferred()
+    }
+
+    /// What transports and callbacks share with the worker.
+    pub fn shared(&self) -> &Arc<WorkerShared> {
+        &self.shared
+    }
+
+    /// The worker's clock.
+    pub fn clock(&self) -> &Arc<dyn Clock> {
+        &self.shared.clock
+    }
+
+    /// When timers need `progress` next; `None` if no interface has anything due.
+    pub fn next_timeout(&self) -> Option<Time> {
+        self.shared.snapshot().iter().filter_map(|i| i.next_timeout()).min()
+    }
+
+    /// Sleeps until an interface has something to do or `max` is over. Returns at once if there is work already. Typical
+    /// loop: `if worker.progress() == 0 { worker.wait(d)? }`.
+    ///
+    /// # Errors
+    /// `Unsupported` if an interface has no event fd.
+    pub fn wait(&self, max: Duration) -> Result<()> {
+        let list = self.shared.snapshot();
+        let mut fds = Vec::with_capacity(list.len() + 1);
+        for i in list.iter() {
+            let fd: RawFd = i.event_fd().ok_or_else(|| {
+                Error::new(ErrorKind::Unsupported, format!("{} has no event fd to wait on", i.attr().device))
+            })?;
+            if i.arm(Events::RECV | Events::SEND_COMP)? == Arm::Busy {
+                return Ok(());
+            }
+            fds.push(fd);
+        }
+        if self.shared.has_deferred.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let due = self.next_timeout().map(|t| t.since(self.shared.clock.now()));
+        thread::poll_fds(&fds, due.map_or(max, |d| d.min(max)));
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Worker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.shared.fmt(f)
+    }
+}

@@ -1,0 +1,136 @@
+//! The progress thread: keeps handshakes, acknowledgements, resends and timers going while the user computes.
+//!
+//! It is in one of two modes. *Present*: the user has called `progress` since the last look; it does nothing but let
+//! held-back sends leave, once a millisecond. *Away*: the user has not; it sleeps on the interfaces' event fds, with the
+//! next timer (and at least `async_tick`) as the limit, and progresses what wakes it. It only ever tries the locks of the
+//! data path, so it cannot hold up the user's thread.
+//!
+//! The sleeping and waking needs three system calls without a safe wrapper, hence `unsafe` here.
+#![allow(unsafe_code)]
+
+use std::{
+    os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
+    sync::{Arc, Weak, atomic::Ordering},
+    time::Duration,
+};
+
+use super::WorkerShared;
+use crate::{
+    error::{Error, ErrorKind, Result},
+    iface::{Arm, Events},
+};
+
+/// How long the thread sleeps between looks while the user is there.
+const PRESENT_TICK: Duration = Duration::from_millis(1);
+/// Looks without user progress after which the user counts as away.
+const AWAY_AFTER: u32 = 3;
+
+/// An eventfd that ends a sleep.
+pub(crate) struct WakeFd(OwnedFd);
+
+impl WakeFd {
+    pub(crate) fn new() -> Result<WakeFd> {
+        // SAFETY: eventfd takes no pointers.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if fd < 0 {
+            let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
+            return Err(Error::new(
+                ErrorKind::Io,
+                "worker: no event fd for the progress thread; raise the open-file limit (ulimit -n)",
+            )
+            .with_errno(errno));
+        }
+        // SAFETY: `fd` is a fresh descriptor that nobody else owns.
+        Ok(WakeFd(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    pub(crate) fn wake(&self) {
+        let one = 1u64.to_ne_bytes();
+        // SAFETY: eight valid bytes, and the descriptor is open. A full counter (EAGAIN) means "awake" already.
+        let _ = unsafe { libc::write(self.0.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+    }
+
+    fn drain(&self) {
+        let mut buf = [0u8; 8];
+        // SAFETY: eight writable bytes, and the descriptor is open. An empty counter (EAGAIN) is as good.
+        let _ = unsafe { libc::read(self.0.as_raw_fd(), buf.as_mut_ptr().cast(), buf.len()) };
+    }
+}
+
+/// Sleeps until one of `fds` is readable or `max` is over; rounds up to milliseconds.
+pub(crate) fn poll_fds(fds: &[RawFd], max: Duration) {
+    let mut p: Vec<libc::pollfd> =
+        fds.iter().map(|&fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }).collect();
+    let ms = max.as_millis() + u128::from(!max.subsec_nanos().is_multiple_of(1_000_000));
+    let ms = i32::try_from(ms).unwrap_or(i32::MAX);
+    // SAFETY: `p` is an array of `p.len()` pollfd structs.
+    unsafe { libc::poll(p.as_mut_ptr(), p.len() as libc::nfds_t, ms) };
+}
+
+pub(super) fn spawn(shared: &Arc<WorkerShared>, async_tick: Duration) -> Result<()> {
+    let weak = Arc::downgrade(shared);
+    std::thread::Builder::new().name("uct-progress".into()).spawn(move || run(&weak, async_tick)).map_err(|e| {
+        Error::new(
+            ErrorKind::Io,
+            "worker: the progress thread cannot be started; set UCX_UD_ASYNC_PROGRESS=n to do without",
+        )
+        .with_errno(e.raw_os_error().unwrap_or(0))
+    })?;
+    Ok(())
+}
+
+fn run(weak: &Weak<WorkerShared>, async_tick: Duration) {
+    let mut seen = 0;
+    let mut quiet = 0;
+    loop {
+        let Some(w) = weak.upgrade() else { return };
+        let seq = w.user_seq.load(Ordering::Relaxed);
+        if seq != seen {
+            seen = seq;
+            quiet = 0;
+        } else {
+            quiet += 1;
+        }
+        if quiet < AWAY_AFTER {
+            w.batching.store(true, Ordering::Relaxed);
+            for i in w.snapshot().iter() {
+                i.ring();
+            }
+            drop(w);
+            std::thread::sleep(PRESENT_TICK);
+            continue;
+        }
+        w.batching.store(false, Ordering::Relaxed);
+        away(w, async_tick);
+    }
+}
+
+/// One round of standing in: progress, then sleep until something happens.
+fn away(w: Arc<WorkerShared>, async_tick: Duration) {
+    let list = w.snapshot();
+    let mut fds = Vec::with_capacity(list.len() + 1);
+    let mut busy = false;
+    let mut limit = async_tick;
+    for i in list.iter() {
+        i.progress_async();
+        // An interface without events is looked after at every tick.
+        if let (Some(fd), Ok(arm)) = (i.event_fd(), i.arm(Events::RECV | Events::SEND_COMP)) {
+            busy |= arm == Arm::Busy;
+            fds.push(fd);
+        }
+        if let Some(t) = i.next_timeout() {
+            limit = limit.min(t.since(w.clock.now()));
+        }
+    }
+    let wake = w.wake.clone();
+    fds.extend(wake.iter().map(|f| f.0.as_raw_fd()));
+    // Nothing of the worker is kept during the sleep, so that it can end meanwhile; its end writes the wake fd. An
+    // interface that is closed meanwhile leaves a stale fd in the list, which at worst ends this one sleep early.
+    drop(list);
+    drop(w);
+    let limit = if busy { PRESENT_TICK.min(limit) } else { limit };
+    poll_fds(&fds, limit);
+    if let Some(f) = wake {
+        f.drain();
+    }
+}
