@@ -113,7 +113,7 @@ impl Env {
         env
     }
 
-    fn add_variables<'a>(&mut self, pairs: impl IntoIterator<Item = (&'a str, &'a str)>, prefix: &str) {
+    pub(super) fn add_variables<'a>(&mut self, pairs: impl IntoIterator<Item = (&'a str, &'a str)>, prefix: &str) {
         let mut strong = Vec::new();
         for (name, value) in pairs {
             if name.starts_with("UCX_") {

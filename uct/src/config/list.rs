@@ -68,6 +68,9 @@ impl Value for AllowList {
         if items.is_empty() {
             return Err("the list is empty".into());
         }
+        if items.iter().any(|i| i.contains('^')) {
+            return Err("^ stands once, in front of the whole list".into());
+        }
         if items.iter().any(|i| i.eq_ignore_ascii_case("all")) {
             return match negated || items.len() > 1 {
                 true => Err("all cannot be combined with anything".into()),

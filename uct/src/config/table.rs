@@ -101,7 +101,7 @@ impl Scope {
 macro_rules! config_table {
     (
         $(#[doc = $struct_doc:literal])+
-        pub struct $name:ident ($title:literal) {
+        $vis:vis struct $name:ident ($title:literal) {
             $(
                 $(#[doc = $doc:literal])+
                 $field:ident : $ty:ty = $env:literal, $default:literal $(, where $check:expr, $message:literal)?;
@@ -110,17 +110,17 @@ macro_rules! config_table {
     ) => {
         $(#[doc = $struct_doc])+
         #[derive(Clone, Debug, PartialEq)]
-        pub struct $name {
+        $vis struct $name {
             $(
                 $(#[doc = $doc])+
                 #[doc = concat!("\n\nVariable `", $env, "`, default `", $default, "`.")]
-                pub $field: $ty,
+                $vis $field: $ty,
             )+
         }
 
         impl $name {
             /// The table these settings are read from.
-            pub const TABLE: &'static $crate::config::Table = &$crate::config::Table {
+            $vis const TABLE: &'static $crate::config::Table = &$crate::config::Table {
                 title: $title,
                 fields: &[$(
                     $crate::config::Field::new(
@@ -137,7 +137,7 @@ macro_rules! config_table {
             ///
             /// # Errors
             /// `InvalidConfig` for the first value that does not parse or is out of range.
-            pub fn read(
+            $vis fn read(
                 env: &$crate::config::Env,
                 scope: &$crate::config::Scope,
             ) -> $crate::Result<Self> {

@@ -245,7 +245,7 @@ impl Bytes {
     }
 }
 
-const MEMORY_UNITS: [(char, u32); 5] = [('t', 40), ('g', 30), ('m', 20), ('k', 10), ('b', 0)];
+const MEMORY_UNITS: [(char, u32); 4] = [('t', 40), ('g', 30), ('m', 20), ('k', 10)];
 
 impl Value for Bytes {
     const FORMS: &'static str = "a whole number of bytes, or with k, m, g or t for powers of 1024 (8k), or inf";
@@ -260,7 +260,8 @@ impl Value for Bytes {
         let mut letters = unit.chars();
         let shift = match (letters.next(), letters.next(), letters.next()) {
             (None, ..) => 0,
-            (Some(c), None | Some('b'), None) => {
+            (Some('b'), None, None) => 0,
+            (Some(c), None | Some('b'), None) if c != 'b' => {
                 MEMORY_UNITS.iter().find(|(u, _)| *u == c).map(|(_, s)| *s).ok_or_else(|| bad_unit(unit))?
             }
             _ => return Err(bad_unit(unit)),
@@ -273,7 +274,7 @@ impl Value for Bytes {
         if *self == Bytes::INF {
             return "inf".into();
         }
-        match MEMORY_UNITS.iter().find(|(_, s)| *s > 0 && self.0 != 0 && self.0.trailing_zeros() >= *s) {
+        match MEMORY_UNITS.iter().find(|(_, s)| self.0 != 0 && self.0.trailing_zeros() >= *s) {
             Some((unit, shift)) => format!("{}{unit}", self.0 >> shift),
             None => self.0.to_string(),
         }
@@ -303,7 +304,7 @@ impl Value for Duration {
             return Err(if digits.starts_with('-') { "a time cannot be negative" } else { "not a time" }.into());
         }
         if digits.ends_with(char::is_whitespace) {
-            return Err("there must be no space between number and unit".into());
+            return Err("a time is written without spaces".into());
         }
         let unit_ns = match unit {
             "" => 1_000_000_000,
