@@ -295,3 +295,6 @@ impl IfaceConfig {
 pub(crate) fn conflict(a: &str, b: &str) -> uct::Error {
     uct::Error::new(uct::ErrorKind::InvalidConfig, format!("{a} and {b} cannot be combined: unset one of them"))
 }
+
+#[cfg(test)]
+mod tests;

@@ -41,7 +41,7 @@ const IB_IF_ID: u8 = 1 << 6;
 #[non_exhaustive]
 pub enum AddrError {
     /// Fewer bytes than the flags promise.
-    #[error("the address is cut off: {need} bytes are needed, {have} are there")]
+    #[error("the address is cut off after {have} of {need} or more bytes")]
     Truncated {
         /// Bytes needed.
         need: usize,

@@ -136,7 +136,7 @@ fn bad_addresses_have_reasons() {
         (&format!("88 {zeros}"), "the address carries RoCE version code 4, known are 0 to 3"),
         (&format!("48 {zeros}"), "the address carries a GID without an interface id"),
         ("40 3412 0000000000000000", "the address carries a GID without an interface id"),
-        ("", "the address is cut off: 1 bytes are needed, 0 are there"),
+        ("", "the address is cut off after 0 of 1 or more bytes"),
     ] {
         let e = DeviceAddr::parse(&hex(text)).unwrap_err();
         assert_eq!(e.to_string(), error, "{text}");
