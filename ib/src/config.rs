@@ -3,12 +3,16 @@
 //! [`MdConfig`] is read once per device, under `UCX_IB_` only. [`IfaceConfig`] is read once per interface, under `UCX_IB_`
 //! and the prefixes of the transport, see [`UD`] and [`SRD`].
 
+mod soft;
+
 use std::{net::IpAddr, time::Duration};
 
 use uct::{
     Result,
     config::{AllowList, Bytes, Env, Hex, RangeList, Scope, Section, Ternary, Units, Value, choices},
 };
+
+pub use soft::{SoftMtu, SoftSettings};
 
 use crate::types::Mtu;
 
@@ -21,8 +25,12 @@ pub const UD: Scope = Scope { prefixes: &["IB_", "UD_", "UD_VERBS_"], transports
 /// Names of settings of an interface, for the SRD transport.
 pub const SRD: Scope = Scope { prefixes: &["IB_", "SRD_"], transports: "srd" };
 
+/// Names of settings of the soft device.
+pub const SOFT: Scope = Scope { prefixes: &["SOFT_"], transports: "all on the soft device" };
+
 /// The settings of devices, for a [`Catalog`](uct::config::Catalog).
-pub const SECTIONS: &[Section] = &[Section { table: MdConfig::TABLE, scope: &MD }];
+pub const SECTIONS: &[Section] =
+    &[Section { table: MdConfig::TABLE, scope: &MD }, Section { table: SoftSettings::TABLE, scope: &SOFT }];
 
 /// Which device addresses count as reachable over RoCE v2.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]

@@ -119,3 +119,24 @@ fn subnets_compare_bits() {
     assert!(in_subnet(ip("fd00::1"), ip("fd00::2"), 126) && !in_subnet(ip("fd00::1"), ip("fd00::2"), 127));
     assert!(!in_subnet(ip("10.0.0.1"), ip("::ffff:10.0.0.1"), 0));
 }
+
+#[test]
+fn soft_device() {
+    let read = |pairs: &[(&str, &str)]| SoftSettings::from_env(&Env::from_pairs(pairs.iter().copied()));
+    assert_eq!(read(&[]).unwrap(), SoftSettings::default());
+    let c = read(&[("UCX_SOFT_ADDR", "10.0.0.1"), ("UCX_SOFT_PORT", "5000"), ("UCX_SOFT_MTU", "1024")]).unwrap();
+    assert_eq!(
+        (c.addr, c.port, c.mtu),
+        (Some("10.0.0.1".parse().unwrap()), Units::Is(5000), SoftMtu(Some(Mtu::M1024)))
+    );
+    for (pairs, message) in [
+        (&[("UCX_SOFT_ADDR", "10.0.0.1"), ("UCX_SOFT_NETDEV", "eth0")][..], "cannot be combined"),
+        (&[("UCX_SOFT_ADDR", "eth0")], "UCX_SOFT_ADDR=eth0: not an IP address"),
+        (&[("UCX_SOFT_PORT", "0")], "must be auto or from 1 to 65535"),
+        (&[("UCX_SOFT_PORT", "65536")], "must be auto or from 1 to 65535"),
+        (&[("UCX_SOFT_MTU", "1500")], "accepted: auto, 256, 512, 1024, 2048 or 4096"),
+    ] {
+        let e = read(pairs).unwrap_err();
+        assert!(e.to_string().contains(message), "{e}");
+    }
+}

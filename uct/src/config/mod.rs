@@ -28,7 +28,7 @@ pub use env::{Env, Origin};
 pub use list::{AllowList, DeviceFilter, RangeList, TransportFilter};
 pub use process::{LogLevel, ProcessConfig};
 pub use table::{Field, Scope, Table};
-pub use value::{Bytes, Hex, Ternary, TernaryAuto, Units, Value, choices};
+pub use value::{Bytes, BytesAuto, Hex, Ternary, TernaryAuto, Units, Value, choices};
 
 #[cfg(test)]
 mod tests;

@@ -169,6 +169,8 @@ fn memory_sizes() {
         assert_eq!(Bytes::parse(text), Ok(Bytes(bytes)), "{text}");
         assert_eq!(round_trip::<Bytes>(text), printed, "{text}");
     }
+    assert_eq!(round_trip::<BytesAuto>("AUTO"), "auto");
+    assert_eq!(round_trip::<BytesAuto>("4m"), "4m");
     for text in ["1.5k", "1kib", "k", "", "-1", "1q", "8 k", "99999999t", "1kk", "1bb"] {
         assert!(Bytes::parse(text).is_err(), "{text}");
     }
@@ -204,6 +206,9 @@ fn flags_numbers_and_choices() {
     assert!(Hex::parse("0x10000").is_err() && Hex::parse("0x").is_err() && Hex::parse("0x+1").is_err());
     assert_eq!(round_trip::<f64>("2.0"), "2");
     assert!(f64::parse("nan").is_err() && f64::parse("inf").is_err() && f64::parse("2x").is_err());
+    assert_eq!(round_trip::<Option<std::net::IpAddr>>("10.0.0.1"), "10.0.0.1");
+    assert_eq!(round_trip::<Option<std::net::IpAddr>>(""), "");
+    assert!(std::net::IpAddr::parse("10.0.0").is_err());
     assert_eq!(round_trip::<LogLevel>("INFO"), "info");
     assert!(LogLevel::parse("verbose").is_err());
     assert_eq!(round_trip::<RangeList>("0-3,8"), "0-3,8");

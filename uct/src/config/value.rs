@@ -3,7 +3,7 @@
 //! Everything UCX accepts is accepted, but for trailing junk: UCX reads `300abc` as 300 and `10msx` as 10 ms, here both
 //! are errors.
 
-use std::time::Duration;
+use std::{net::IpAddr, time::Duration};
 
 /// A type that a setting can have. Printing a value and parsing it again gives the same value.
 pub trait Value: Sized {
@@ -281,6 +281,42 @@ impl Value for Bytes {
     }
 }
 
+/// An amount of memory, or left to the library.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub enum BytesAuto {
+    /// The library decides.
+    Auto,
+    /// The user decided.
+    Is(Bytes),
+}
+
+impl Value for BytesAuto {
+    const FORMS: &'static str = "a whole number of bytes, or with k, m, g or t for powers of 1024 (8k), inf, or auto";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        if is(text, &["auto"]) { Ok(BytesAuto::Auto) } else { Bytes::parse(text).map(BytesAuto::Is) }
+    }
+
+    fn print(&self) -> String {
+        match self {
+            BytesAuto::Auto => "auto".into(),
+            BytesAuto::Is(bytes) => bytes.print(),
+        }
+    }
+}
+
+impl Value for IpAddr {
+    const FORMS: &'static str = "an IP address";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|_| "not an IP address".into())
+    }
+
+    fn print(&self) -> String {
+        self.to_string()
+    }
+}
+
 fn bad_unit(unit: &str) -> String {
     format!("'{unit}' is not a unit")
 }
@@ -389,7 +425,7 @@ pub fn choices<T: Copy>(text: &str, all: &[(&str, T)]) -> Result<T, String> {
     found.map(|(_, v)| *v).ok_or_else(|| "not one of the choices".into())
 }
 
-/// An optional value: empty text is "none".
+/// An optional value: empty text is "none". The documentation of the setting says what that means.
 impl<T: Value> Value for Option<T> {
     const FORMS: &'static str = T::FORMS;
 
