@@ -4,5 +4,7 @@
 #![deny(missing_docs)]
 #![deny(unsafe_code)]
 
+pub mod ah;
 pub mod device;
+mod sync;
 pub mod types;
