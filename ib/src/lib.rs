@@ -5,8 +5,10 @@
 #![deny(unsafe_code)]
 
 pub mod addr;
+pub mod ah;
 pub mod config;
 pub mod device;
 pub mod gid;
 pub mod reach;
+mod sync;
 pub mod types;
