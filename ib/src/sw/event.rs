@@ -104,3 +104,11 @@ impl Notifier {
         }
     }
 }
+
+/// True if the fd is readable now.
+#[cfg(test)]
+pub(crate) fn is_readable(fd: RawFd) -> bool {
+    let mut p = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one valid pollfd, and no waiting.
+    unsafe { libc::poll(&mut p, 1, 0) == 1 }
+}

@@ -24,7 +24,7 @@
 //! held at once unless a device lock above both is held too. None is held over a system call that may sleep.
 
 mod counters;
-mod event;
+pub(crate) mod event;
 mod filter;
 pub mod grh;
 mod mr;
