@@ -10,5 +10,7 @@ pub mod config;
 pub mod device;
 pub mod gid;
 pub mod reach;
+
+pub mod sw;
 mod sync;
 pub mod types;
