@@ -9,8 +9,8 @@ pub mod ah;
 pub mod config;
 pub mod device;
 pub mod gid;
+pub mod md;
 pub mod reach;
-
 pub mod sw;
 mod sync;
 pub mod types;

@@ -47,7 +47,7 @@ impl Bench {
     }
 
     fn bufs(&self, count: usize, len: usize) -> (Arc<Arena>, Vec<Buf>) {
-        let (arena, bufs) = Arena::new(ArenaLayout { count, len, align: 64, align_offset: 0 }).unwrap();
+        let (arena, bufs) = Arena::new(ArenaLayout { count, len, front: 0, align: 64, align_offset: 0 }).unwrap();
         arena.set_lkey(self.mrs.register(arena.block(), Access::LOCAL_WRITE).unwrap().lkey);
         (arena, bufs)
     }
@@ -155,7 +155,8 @@ fn a_receive_outside_its_registration_is_not_written() {
     let b = Bench::new();
     for lkey in ["none", "read only", "gone"] {
         let core = b.core(4, LongMessage::Drop);
-        let (arena, mut bufs) = Arena::new(ArenaLayout { count: 2, len: 64, align: 64, align_offset: 0 }).unwrap();
+        let (arena, mut bufs) =
+            Arena::new(ArenaLayout { count: 2, len: 64, front: 0, align: 64, align_offset: 0 }).unwrap();
         if lkey != "none" {
             let access = if lkey == "gone" { Access::LOCAL_WRITE } else { Access::REMOTE_READ };
             let keys = b.mrs.register(arena.block(), access).unwrap();
