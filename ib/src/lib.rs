@@ -5,8 +5,12 @@
 #![deny(unsafe_code)]
 
 pub mod addr;
+pub mod ah;
 pub mod config;
 pub mod device;
 pub mod gid;
+pub mod md;
 pub mod reach;
+pub mod sw;
+mod sync;
 pub mod types;
