@@ -9,9 +9,6 @@ use crate::error::Result;
 /// A misspelling has at most this many wrong letters, as in UCX.
 const NEAR: usize = 3;
 
-/// Prefixes whose names are ours to know; an unknown one there is reported even if it resembles nothing.
-const OURS: [&str; 4] = ["UCX_IB_", "UCX_UD_", "UCX_SRD_", "UCX_SOFT_"];
-
 /// A table and the names under which it is read.
 #[derive(Copy, Clone, Debug)]
 pub struct Section {
@@ -162,17 +159,22 @@ impl Catalog {
 
     /// The variables in `env` that nobody reads, neither here nor in UCX, with the names that may have been meant.
     ///
-    /// Under our own prefixes every unknown name counts; of other `UCX_` names only those that resemble one of ours or
-    /// lack its prefix, because they may belong to a part of UCX that this library does not have.
+    /// Under the prefixes of the sections every unknown name counts; of other `UCX_` names only those that resemble one
+    /// of ours or lack its prefix, because they may belong to a part of UCX that this library does not have.
     pub fn unknown(&self, env: &Env) -> Vec<Unknown> {
         let names: Vec<String> =
             self.sections.iter().flat_map(|s| s.table.fields.iter().flat_map(|f| s.scope.names(f.name))).collect();
+        let prefixes: Vec<String> = self
+            .sections
+            .iter()
+            .flat_map(|s| s.scope.prefixes.iter().filter(|p| !p.is_empty()).map(|p| format!("UCX_{p}")))
+            .collect();
         let unread =
             env.variables().map(|(name, ..)| name).filter(|n| !is_ucx_name(n) && !names.iter().any(|k| k == n));
         unread
             .filter_map(|name| {
                 let suggestions = self.suggestions(name, &names);
-                let ours = OURS.iter().any(|prefix| name.starts_with(prefix));
+                let ours = prefixes.iter().any(|prefix| name.starts_with(prefix));
                 (ours || !suggestions.is_empty()).then(|| Unknown { name: name.to_string(), suggestions })
             })
             .collect()
