@@ -213,20 +213,19 @@ impl<D: Device> Shared<D> {
         self.tick.load(Ordering::Relaxed)
     }
 
-    /// Answers from the table, or hands the lock to the slow path.
+    /// Answers from the table, or goes down the slow path.
     #[inline]
-    pub(super) fn get(this: &Arc<Self>, ask: Ask<'_>) -> Miss<D> {
+    pub(super) fn get(this: &Arc<Self>, ask: Ask<'_>) -> Result<AhRef<D>, Miss<D>> {
         let mut guard = this.state.lock();
         let st = &mut *guard;
         let user = st.tags.bit(ask.usage);
         let lookup = match this.cfg.ttl {
-            AhTtl::Finite(ttl) => st.table.get(
-                ask.hash,
-                ask.attr,
-                user,
-                Some(|stamp| is_past_ttl(stamp, this.read_clock().as_nanos(), ttl)),
-            ),
-            _ => st.table.get(ask.hash, ask.attr, user, None::<fn(u64) -> bool>),
+            AhTtl::Infinite => st.table.get(ask.hash, ask.attr, user, None::<fn(u64) -> bool>),
+            AhTtl::Finite(ttl) => {
+                let expired = |stamp| is_past_ttl(stamp, this.read_clock().as_nanos(), ttl);
+                st.table.get(ask.hash, ask.attr, user, Some(expired))
+            }
+            AhTtl::Bypass => Lookup::Miss,
         };
         match lookup {
             Lookup::Hit(entry) => {
@@ -234,16 +233,15 @@ impl<D: Device> Shared<D> {
                 if let AhTtl::Infinite = this.cfg.ttl {
                     this.tick.store(st.stats.hits + st.stats.misses, Ordering::Relaxed);
                 }
-                drop(guard);
-                Miss::Over(Outcome::Ready(AhRef { entry }))
+                Ok(AhRef { entry })
             }
             Lookup::Expired(old) => {
                 st.stats.expired += 1;
                 let answer = Self::miss(this, guard, ask, user);
                 drop(old);
-                answer
+                Err(answer)
             }
-            Lookup::Miss => Self::miss(this, guard, ask, user),
+            Lookup::Miss => Err(Self::miss(this, guard, ask, user)),
         }
     }
 
