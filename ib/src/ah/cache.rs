@@ -6,7 +6,7 @@ use uct::{Clock, Result, Time};
 
 use super::{
     AhCacheConfig, AhCacheStats, AhRef, AhWaker, Executor, GetOptions, Grade, Invalidated, PendingAh, TryGet,
-    core::{Ask, Miss, Shared},
+    shared::{Ask, Miss, Shared},
 };
 use crate::{
     device::{AhAttr, AsyncEvent, Device, GidEntry, VerbsResult},

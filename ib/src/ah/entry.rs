@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use super::{Grade, core::Shared};
+use super::{Grade, shared::Shared};
 use crate::{
     device::{AhAttr, Device},
     sync::{Arc, AtomicU8, AtomicU32, AtomicU64, Ordering, fence},
