@@ -5,5 +5,6 @@
 #![deny(unsafe_code)]
 
 pub mod device;
+pub mod sim;
 pub mod sw;
 pub mod types;

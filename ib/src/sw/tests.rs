@@ -470,6 +470,7 @@ fn meta() -> PacketMeta {
         qkey: QKey::UCX,
         pkey: PKey::DEFAULT,
         solicited: false,
+        route: 0,
     }
 }
 
@@ -477,8 +478,9 @@ fn meta() -> PacketMeta {
 fn filters_drop_double_hold_and_swap() {
     let slot = FilterSlot::default();
     let m = meta();
-    let run =
-        |n: u8| slot.run(&PacketView { meta: &m, payload: &[n] }).iter().map(|p| p.payload[0]).collect::<Vec<_>>();
+    let run = |n: u8| {
+        slot.run(&PacketView { meta: &m, payload: &[n] }).packets.iter().map(|p| p.payload[0]).collect::<Vec<_>>()
+    };
     assert!(!slot.is_active());
     slot.set(Some(Box::new(|p| match p.payload[0] {
         1 => FilterVerdict::Drop,
