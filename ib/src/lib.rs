@@ -5,6 +5,7 @@
 #![deny(unsafe_code)]
 
 pub mod device;
+pub mod mock;
 pub mod sim;
 pub mod sw;
 pub mod types;
