@@ -11,6 +11,8 @@ pub mod device;
 pub mod gid;
 pub mod md;
 pub mod reach;
+pub mod mock;
+pub mod sim;
 pub mod sw;
 mod sync;
 pub mod types;

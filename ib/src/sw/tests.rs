@@ -267,6 +267,39 @@ fn arming_loses_no_completion() {
     assert!(readable());
 }
 
+/// A consumer that sleeps whenever it is told that it may, and a producer that never waits for it: were a wake-up lost,
+/// the consumer would sleep until the time-out fails the test. A run that works does not depend on the time-out.
+#[test]
+fn a_sleeper_is_always_woken() {
+    const MESSAGES: usize = 20_000;
+    let b = Bench::new();
+    let core = b.core(4, LongMessage::Drop);
+    let (_a, mut bufs) = b.bufs(4, 64);
+    let fd = core.event_fd().unwrap();
+    core.post_recv(&mut bufs).unwrap();
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            let mut sent = 0;
+            while sent < MESSAGES {
+                match core.rx().deliver(&datagram(), b"x") {
+                    Ok(()) => sent += 1,
+                    Err(_) => std::thread::yield_now(),
+                }
+            }
+        });
+        let mut got = 0;
+        while got < MESSAGES {
+            let mut out = Vec::new();
+            got += core.poll_recv(&mut out, 4);
+            let mut bufs = out.into_iter().map(|w| w.buf).collect();
+            core.post_recv(&mut bufs).unwrap();
+            if got < MESSAGES && core.arm(ArmFor::RECV, || false) == Ok(ArmResult::Armed) {
+                assert!(super::event::wait_readable(fd, 60_000), "lost wake-up after {got}");
+            }
+        }
+    });
+}
+
 fn wr<'a>(serial: u64, sges: &'a [Sge<'a>]) -> SendWr<'a, ()> {
     SendWr {
         serial,
@@ -471,6 +504,7 @@ fn meta() -> PacketMeta {
         qkey: QKey::UCX,
         pkey: PKey::DEFAULT,
         solicited: false,
+        route: 0,
     }
 }
 
@@ -478,8 +512,9 @@ fn meta() -> PacketMeta {
 fn filters_drop_double_hold_and_swap() {
     let slot = FilterSlot::default();
     let m = meta();
-    let run =
-        |n: u8| slot.run(&PacketView { meta: &m, payload: &[n] }).iter().map(|p| p.payload[0]).collect::<Vec<_>>();
+    let run = |n: u8| {
+        slot.run(&PacketView { meta: &m, payload: &[n] }).packets.iter().map(|p| p.payload[0]).collect::<Vec<_>>()
+    };
     assert!(!slot.is_active());
     slot.set(Some(Box::new(|p| match p.payload[0] {
         1 => FilterVerdict::Drop,
