@@ -238,16 +238,10 @@ impl Prefix {
 }
 
 /// Solves for IPv4 IDs; remembers the constant of the last few frame lengths.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct IdSolver {
     /// (bytes behind the ID, x^-8(bytes + 2)), direct mapped by length.
     constants: [(usize, u32); 16],
-}
-
-impl Default for IdSolver {
-    fn default() -> Self {
-        IdSolver { constants: [(0, 0); 16] }
-    }
 }
 
 impl IdSolver {

@@ -10,3 +10,6 @@
 //! ```
 pub mod frame;
 pub mod icrc;
+pub mod pcap;
+pub mod sockaddr;
+pub mod socket;
