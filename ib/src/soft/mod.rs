@@ -8,8 +8,11 @@
 //!                                                                                            │
 //!  poll_recv <── CQ <── GRH, payload <── queue pair by QPN <── parse, ICRC <── split <── recvmsg+GRO | recvmmsg
 //! ```
+pub mod config;
+pub mod epoll;
 pub mod frame;
 pub mod icrc;
+pub mod netdev;
 pub mod pcap;
 pub mod sockaddr;
 pub mod socket;
