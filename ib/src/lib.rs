@@ -6,4 +6,5 @@
 
 pub mod device;
 pub mod soft;
+pub mod sw;
 pub mod types;

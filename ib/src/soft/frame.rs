@@ -5,13 +5,10 @@
 //! ```
 //!
 //! Sending: [`frame_len`], [`write_header`], copy the payload to [`HEADER_LEN`], [`seal`]. Receiving: [`parse`], then
-//! [`Prefix::check`](super::icrc::Prefix::check), then [`write_grh`]. Nothing here knows sockets or queue pairs.
+//! [`Prefix::check`]. Nothing here knows sockets or queue pairs.
 
-use super::icrc::{Flow, IPV4_LEN, IPV6_LEN, Prefix};
-use crate::{
-    device::GRH_LEN,
-    types::{PKey, QKey, Qpn},
-};
+use super::icrc::Prefix;
+use crate::types::{PKey, QKey, Qpn};
 
 /// The UDP port of RoCEv2.
 pub const ROCE_PORT: u16 = 4791;
@@ -129,21 +126,6 @@ pub fn parse(frame: &[u8]) -> Result<(Header, &[u8]), FrameError> {
         imm,
     };
     Ok((header, &rest[..payload_len]))
-}
-
-/// Writes the 40 bytes that precede the payload of a UD receive, for a frame of `frame_len` bytes that came over `flow`.
-///
-/// A socket does not see the IP header, so hop limit and traffic class are the defaults of the senders (64 and 0). On IPv4
-/// the first 20 bytes are zero and the header's checksum is valid: libibverbs tells the two families apart by it.
-pub fn write_grh(out: &mut [u8; GRH_LEN], flow: &Flow, frame_len: usize, id: u16) {
-    let mut ip = [0; IPV6_LEN];
-    flow.write_ip(&mut ip, frame_len, id, 0, HOP_LIMIT);
-    if flow.is_ipv4() {
-        out[..GRH_LEN - IPV4_LEN].fill(0);
-        out[GRH_LEN - IPV4_LEN..].copy_from_slice(&ip[..IPV4_LEN]);
-    } else {
-        *out = ip;
-    }
 }
 
 #[cfg(test)]

@@ -5,9 +5,10 @@
 //! over any frame of that length. On IPv4 the sum also covers the packet's Identification. CRCs are linear, so a change of
 //! the ID is an XOR with a table entry ([`Prefix::icrc`]), and an unknown ID can be solved for ([`Prefix::check`]).
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use super::frame::{BTH_LEN, ICRC_LEN};
+use super::frame::{BTH_LEN, HOP_LIMIT, ICRC_LEN};
+use crate::sw::grh::Grh;
 
 /// Bytes of an IPv4 header without options.
 pub const IPV4_LEN: usize = 20;
@@ -140,25 +141,18 @@ impl Flow {
         Prefix { crc: hash(LRH_CRC, &header[..udp + UDP_LEN]), ipv4: self.ipv4 }
     }
 
-    /// The IP header as it travels, with `tos` and `ttl` in place of the masks and, on IPv4, a valid checksum. Writes 20 or
-    /// 40 bytes to the front of `out` and returns how many.
-    pub(crate) fn write_ip(&self, out: &mut [u8; IPV6_LEN], frame_len: usize, id: u16, tos: u8, ttl: u8) -> usize {
+    /// The IP header of a datagram with `frame_len` bytes, for a GRH area. A socket sees neither hop limit nor traffic
+    /// class: these are the defaults of the senders.
+    pub fn grh(&self, frame_len: usize, id: u16) -> Grh<'static> {
+        let h = &self.header;
         let udp_len = (UDP_LEN + frame_len) as u16;
-        out.copy_from_slice(&self.header[..IPV6_LEN]);
-        if !self.ipv4 {
-            out[..4].copy_from_slice(&(0x6000_0000 | u32::from(tos) << 20).to_be_bytes());
-            out[4..6].copy_from_slice(&udp_len.to_be_bytes());
-            out[7] = ttl;
-            return IPV6_LEN;
+        if self.ipv4 {
+            let ip = |i: usize| Ipv4Addr::new(h[i], h[i + 1], h[i + 2], h[i + 3]);
+            Grh::V4 { src: ip(12), dst: ip(16), tos: 0, ttl: HOP_LIMIT, id, udp_len }
+        } else {
+            let ip = |i: usize| Ipv6Addr::from(std::array::from_fn::<u8, 16, _>(|k| h[i + k]));
+            Grh::V6 { src: ip(8), dst: ip(24), traffic_class: 0, flow_label: 0, hop_limit: HOP_LIMIT, udp_len }
         }
-        out[1] = tos;
-        out[2..4].copy_from_slice(&(udp_len.wrapping_add(IPV4_LEN as u16)).to_be_bytes());
-        out[4..6].copy_from_slice(&id.to_be_bytes());
-        out[8] = ttl;
-        out[10..12].copy_from_slice(&[0, 0]);
-        let sum = !ones_complement_sum(0, &out[..IPV4_LEN]);
-        out[10..12].copy_from_slice(&sum.to_be_bytes());
-        IPV4_LEN
     }
 
     /// The UDP header as it travels, its checksum still 0.
@@ -173,18 +167,6 @@ impl Flow {
     pub(crate) fn addresses(&self) -> &[u8] {
         if self.ipv4 { &self.header[12..20] } else { &self.header[8..40] }
     }
-}
-
-/// The Internet checksum's folded sum over `bytes`, continued from `sum`.
-pub(crate) fn ones_complement_sum(sum: u16, bytes: &[u8]) -> u16 {
-    let mut acc = u64::from(sum);
-    for pair in bytes.chunks(2) {
-        acc += u64::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]));
-    }
-    while acc > 0xffff {
-        acc = (acc & 0xffff) + (acc >> 16);
-    }
-    acc as u16
 }
 
 fn hash(seed: u32, bytes: &[u8]) -> u32 {

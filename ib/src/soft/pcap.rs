@@ -11,10 +11,8 @@ use std::{
     time::SystemTime,
 };
 
-use super::{
-    frame::HOP_LIMIT,
-    icrc::{Flow, IPV6_LEN, UDP_LEN, ones_complement_sum},
-};
+use super::icrc::{Flow, IPV4_LEN, UDP_LEN};
+use crate::device::GRH_LEN;
 
 /// Link type "raw IP": each record starts with an IPv4 or IPv6 header.
 const LINKTYPE_RAW: u32 = 101;
@@ -53,13 +51,14 @@ impl PcapWriter {
     /// Those of writing a file; the record may then be incomplete.
     pub fn write(&mut self, flow: &Flow, id: u16, frame: &[u8]) -> io::Result<()> {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let mut ip = [0; IPV6_LEN];
-        let ip_len = flow.write_ip(&mut ip, frame.len(), id, 0, HOP_LIMIT);
+        let mut area = [0; GRH_LEN];
+        flow.grh(frame.len(), id).write(&mut area);
+        let ip = if flow.is_ipv4() { &area[GRH_LEN - IPV4_LEN..] } else { &area[..] };
         let mut udp = [0; UDP_LEN];
         flow.write_udp(&mut udp, frame.len());
         let sum = udp_checksum(flow, &udp, frame);
         udp[6..].copy_from_slice(&sum.to_be_bytes());
-        let len = (ip_len + UDP_LEN + frame.len()) as u32;
+        let len = (ip.len() + UDP_LEN + frame.len()) as u32;
 
         let r = &mut self.record;
         r.clear();
@@ -67,21 +66,24 @@ impl PcapWriter {
             r.extend_from_slice(&word.to_le_bytes());
         }
         debug_assert_eq!(r.len(), RECORD_LEN);
-        r.extend_from_slice(&ip[..ip_len]);
+        r.extend_from_slice(ip);
         r.extend_from_slice(&udp);
         r.extend_from_slice(frame);
         self.file.write_all(r)
     }
 }
 
+/// The checksum over pseudo header (addresses, protocol and length), header and frame; never 0, which would say "none".
 fn udp_checksum(flow: &Flow, udp: &[u8; UDP_LEN], frame: &[u8]) -> u16 {
-    // The pseudo header: addresses, protocol and length.
     let len = ((UDP_LEN + frame.len()) as u16).to_be_bytes();
-    let sum = ones_complement_sum(0, flow.addresses());
-    let sum = ones_complement_sum(sum, &[0, 17, len[0], len[1]]);
-    let sum = ones_complement_sum(sum, udp);
-    match !ones_complement_sum(sum, frame) {
-        // Zero would say "no checksum".
+    let parts = [flow.addresses(), &[0, 17, len[0], len[1]], udp, frame];
+    // All parts but the last have an even length, so words do not straddle them. 64 bits cannot overflow.
+    let words = parts.iter().flat_map(|p| p.chunks(2));
+    let mut sum: u64 = words.map(|w| u64::from(w[0]) << 8 | w.get(1).map_or(0, |&b| u64::from(b))).sum();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    match !(sum as u16) {
         0 => 0xffff,
         sum => sum,
     }

@@ -5,7 +5,12 @@ use std::net::SocketAddr;
 use proptest::prelude::*;
 
 use super::*;
-use crate::soft::icrc::IdSolver;
+use crate::{
+    device::GRH_LEN,
+    soft::icrc::{Flow, IdSolver},
+    sw::grh::gids,
+    types::Gid,
+};
 
 fn hex(s: &str) -> Vec<u8> {
     let digits: Vec<u8> = s.bytes().filter(|b| !b.is_ascii_whitespace()).collect();
@@ -139,12 +144,13 @@ fn headers_of_the_packet_are_covered() {
 fn grh_shows_the_ip_header() {
     let g = golden();
     let mut grh = [0x55; GRH_LEN];
-    write_grh(&mut grh, &g[1].flow, g[1].frame.len(), g[1].id);
+    g[1].flow.grh(g[1].frame.len(), g[1].id).write(&mut grh);
     assert_eq!(grh[..20], [0; 20]);
     assert_eq!(grh[20..30], hex("4500 0034 cce3 4000 4011"));
     assert_eq!(grh[32..], hex("0a4d0001 0a4d0002"));
-    assert_eq!(super::super::icrc::ones_complement_sum(0, &grh[20..]), 0xffff, "the header checksum is valid");
-    write_grh(&mut grh, &g[3].flow, g[3].frame.len(), 0);
+    let gid = |ip: &str| Gid::from_ip(ip.parse().unwrap());
+    assert_eq!(gids(&grh), Some((gid("10.77.0.1"), gid("10.77.0.2"))), "the header checksum is valid");
+    g[3].flow.grh(g[3].frame.len(), 0).write(&mut grh);
     assert_eq!(grh[..8], hex("60000000 0064 11 40"));
     assert_eq!(grh[8..], [hex("fd770000000000000000000000000001"), hex("fd770000000000000000000000000002")].concat());
 }
