@@ -196,13 +196,13 @@ impl UdQp for SoftQp {
 
     #[inline]
     fn poll_recv(&mut self, out: &mut Vec<RecvWc>, max: usize) -> usize {
-        let n = self.core.poll_recv(out, max);
+        let mut own = self.core.rx();
+        let n = own.poll(out, max);
         if n > 0 || max == 0 {
             return n;
         }
-        // Another thread that drains the socket delivers to us, too.
+        // Against the order of locks, which is why it is only tried: who has it may be waiting for ours, to deliver to us.
         let Some(mut rx) = self.dev.rx().try_lock() else { return 0 };
-        let mut own = self.core.rx();
         rx.drain(&self.dev, &mut own, self.core.qpn());
         self.dev.set_staged(rx.has_staged());
         own.poll(out, max)

@@ -19,6 +19,8 @@ use crate::{
 
 /// Datagrams per receive call, at most. Each may be a whole run.
 const SLOTS: usize = 8;
+/// After so many full receives in a row the next offers twice the slots.
+const STREAK: usize = 4;
 
 /// What is known of the sender of the last datagram.
 #[derive(Debug)]
@@ -41,6 +43,8 @@ pub(super) struct RxState {
     position: u16,
     /// Slots to offer to the next receive: one while the wire is slow, which is the quicker call.
     batch: usize,
+    /// Receives in a row that filled all slots offered.
+    streak: usize,
     overflow_seen: u32,
     solver: IdSolver,
     sender: Option<Sender>,
@@ -60,6 +64,7 @@ impl RxState {
             offset: 0,
             position: 0,
             batch: 1,
+            streak: 0,
             overflow_seen: 0,
             solver: IdSolver::default(),
             sender: None,
@@ -116,7 +121,14 @@ impl RxState {
                 0
             }
         };
-        self.batch = if self.filled == self.batch { SLOTS.min(self.batch * 2) } else { self.filled.max(1) };
+        // A call for many is dearer than a call for one: it must be likely that there are many.
+        self.streak = if self.filled == self.batch { self.streak + 1 } else { 0 };
+        if self.streak == 0 {
+            self.batch = self.filled.max(1);
+        } else if self.streak >= STREAK {
+            self.batch = SLOTS.min(self.batch * 2);
+            self.streak = 0;
+        }
         for slot in &self.slots[..self.filled] {
             if let Some(count) = slot.overflow {
                 let lost = count.wrapping_sub(self.overflow_seen);

@@ -58,6 +58,8 @@ pub(super) struct TxStage {
     used: usize,
     frames: usize,
     runs: Vec<Run>,
+    /// The sum over the headers of the last run's frames: the next run is often like it.
+    last: Option<(Flow, usize, Prefix)>,
 }
 
 impl TxStage {
@@ -68,6 +70,7 @@ impl TxStage {
             used: 0,
             frames: 0,
             runs: Vec::with_capacity(BATCH_MAX),
+            last: None,
         }
     }
 
@@ -121,7 +124,11 @@ impl TxStage {
             let prefix = if run.open { run.prefix } else { ah.flow.prefix(len) };
             return (prefix, id);
         }
-        let prefix = ah.flow.prefix(len);
+        let prefix = match &self.last {
+            Some((flow, n, prefix)) if *n == len && *flow == ah.flow => *prefix,
+            _ => ah.flow.prefix(len),
+        };
+        self.last = Some((ah.flow, len, prefix));
         self.runs.push(Run {
             to: ah.to,
             tos: ah.tos,
