@@ -13,6 +13,7 @@ pub mod md;
 pub mod reach;
 pub mod mock;
 pub mod sim;
+pub mod soft;
 pub mod sw;
 mod sync;
 pub mod types;

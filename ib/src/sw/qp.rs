@@ -339,6 +339,11 @@ impl RxGuard<'_> {
         n
     }
 
+    /// Receives that are posted and empty.
+    pub fn posted(&self) -> usize {
+        self.recv.posted.len()
+    }
+
     /// Completions that wait to be polled.
     pub fn waiting(&self) -> usize {
         self.recv.done.len()
