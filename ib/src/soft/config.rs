@@ -2,7 +2,9 @@
 
 use std::{net::IpAddr, path::PathBuf};
 
-use crate::types::Mtu;
+use uct::config::{BytesAuto, Units};
+
+use crate::{config::SoftSettings, types::Mtu};
 
 /// Where a soft device binds its socket.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -59,5 +61,30 @@ impl SoftConfig {
     /// The defaults, bound to a local address.
     pub fn at(addr: IpAddr) -> Self {
         SoftConfig { bind: SoftBind::Addr(addr), ..Self::default() }
+    }
+}
+
+impl From<SoftSettings> for SoftConfig {
+    fn from(s: SoftSettings) -> Self {
+        let bind = match (s.addr, s.netdev.is_empty()) {
+            (Some(addr), _) => SoftBind::Addr(addr),
+            (None, false) => SoftBind::Netdev(s.netdev),
+            (None, true) => SoftBind::OwnLoopback,
+        };
+        SoftConfig {
+            bind,
+            port: match s.port {
+                Units::Is(n) => u16::try_from(n).ok(),
+                _ => None,
+            },
+            mtu: s.mtu.0,
+            rcvbuf: match s.rcvbuf {
+                BytesAuto::Is(b) => usize::try_from(b.0).ok(),
+                BytesAuto::Auto => None,
+            },
+            gso: s.gso,
+            pcap: (!s.pcap.is_empty()).then(|| PathBuf::from(s.pcap)),
+            ..SoftConfig::default()
+        }
     }
 }

@@ -99,6 +99,7 @@ impl SoftQp {
             qkey: wr.remote_qkey,
             pkey: self.core.pkey(),
             solicited: wr.solicited,
+            route: 0,
         };
         for p in self.dev.clone().tx_filter().run(&PacketView { meta: &meta, payload: &payload }) {
             self.stage_owned(wr.ah, &p);

@@ -205,6 +205,7 @@ impl RxState {
                 qkey: header.qkey,
                 pkey: header.pkey,
                 solicited: header.solicited,
+                route: 0,
             };
             for p in dev.rx_filter().run(&PacketView { meta: &meta, payload }) {
                 self.deliver_owned(dev, own, own_qpn, &p);
