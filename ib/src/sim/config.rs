@@ -95,11 +95,11 @@ pub struct SimConfig {
     pub late_sends: Option<(u64, u64)>,
     /// What a message longer than the posted receive does.
     pub long_message: LongMessage,
-    /// Inline bytes per send that a queue pair can have.
+    /// Inline bytes per send that a queue pair can have; one that wants more gets this many.
     pub inline_max: u32,
-    /// Scatter/gather elements per send that a queue pair can have.
+    /// Scatter/gather elements per send that a queue pair can have; one that wants more is refused with `EINVAL`.
     pub sge_max: u32,
-    /// Sends or receives that a queue pair can have outstanding.
+    /// Sends or receives that a queue pair can have outstanding; one that wants more is refused with `EINVAL`.
     pub depth_max: u32,
     /// Sends that wait for a ring; 1 sends each at once. Above it, the first that is over the limit rings by itself.
     pub send_batch: u32,

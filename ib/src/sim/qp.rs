@@ -133,13 +133,13 @@ pub struct SimQp {
 impl SimQp {
     pub(super) fn create(dev: &Arc<SimDevice>, init: &QpInit) -> VerbsResult<SimQp> {
         let cfg = dev.config();
-        let over = init.send_sge > cfg.sge_max
-            || init.inline_len > cfg.inline_max
-            || init.send_depth.max(init.recv_depth) > cfg.depth_max;
+        let over = init.send_sge > cfg.sge_max || init.send_depth.max(init.recv_depth) > cfg.depth_max;
         if over {
             return Err(VerbsError::new("create_qp", libc::EINVAL));
         }
-        let limits = SendLimits { depth: init.send_depth, sge_max: init.send_sge, inline_max: init.inline_len };
+        // Callers cannot ask for the limit beforehand: they get what there is.
+        let inline_max = init.inline_len.min(cfg.inline_max);
+        let limits = SendLimits { depth: init.send_depth, sge_max: init.send_sge, inline_max };
         let qp = dev.qps.insert(|qpn| {
             let (mrs, counters) = (dev.mrs().clone(), dev.counters().clone());
             let core = QpCore::new(qpn, init, dev.port_state(), mrs, counters, cfg.long_message)?;
@@ -148,7 +148,7 @@ impl SimQp {
             Ok(Arc::new(Shared { core, send: Mutex::new(send) }))
         })?;
         let caps = QpCaps {
-            inline_len: init.inline_len,
+            inline_len: inline_max,
             send_sge: init.send_sge,
             copies_sends: cfg.late_sends.is_none(),
             send_batch: cfg.send_batch.max(1),
