@@ -522,3 +522,41 @@ fn unregistered_memory_fails_the_send() {
     assert_eq!(out[0].status, WcStatus::LocalProtection);
     assert_eq!(a.qp.state(), QpState::Error);
 }
+
+#[test]
+fn what_the_kernel_drops_is_counted() {
+    const SENT: u64 = 200;
+    let mut a = Node::on(
+        &SoftDevice::open(&SoftConfig { gso: false, port: Some(0), ..SoftConfig::at("127.0.0.1".parse().unwrap()) })
+            .unwrap(),
+        1,
+    );
+    let small = SoftConfig { rcvbuf: Some(100_000), port: Some(0), ..SoftConfig::at("127.0.0.1".parse().unwrap()) };
+    let mut b = Node::on(&SoftDevice::open(&small).unwrap(), 256);
+    assert_eq!(b.dev.identity().rx_budget, 100_000);
+    let ah = a.ah(&b);
+    let buf = registered(&a.dev, 4096);
+    for _ in 0..SENT {
+        a.post_long(&ah, b.qp.qpn(), &buf, 4096);
+    }
+    a.qp.ring();
+    let mut out = Vec::new();
+    while b.qp.poll_recv(&mut out, 64) > 0 {}
+    let got = out.len() as u64;
+    assert!(got > 0 && got < SENT, "{got}");
+    // The kernel tells with the first message behind the gap.
+    a.post_long(&ah, b.qp.qpn(), &buf, 0);
+    a.qp.ring();
+    b.receive(1);
+    assert_eq!(b.dev.stats().dropped(DropReason::RxOverflow), SENT - got, "{:?}", b.dev);
+}
+
+#[test]
+fn a_device_that_cannot_be_opened_says_what_to_change() {
+    let cfg = SoftConfig { pcap: Some("/nonexistent/x.pcap".into()), ..SoftConfig::default() };
+    let text = SoftDevice::open(&cfg).unwrap_err().to_string();
+    assert!(text.contains("UCX_SOFT_PCAP=/nonexistent/x.pcap"), "{text}");
+    let cfg = SoftConfig { bind: ib::soft::SoftBind::Netdev("nosuch0".into()), ..SoftConfig::default() };
+    let text = SoftDevice::open(&cfg).unwrap_err().to_string();
+    assert!(text.contains("UCX_SOFT_NETDEV=nosuch0") && text.contains("lo: "), "{text}");
+}

@@ -242,6 +242,11 @@ impl SoftDevice {
         self.gso.swap(false, Ordering::Relaxed)
     }
 
+    #[cfg(test)]
+    pub(super) fn enable_gso(&self) {
+        self.gso.store(true, Ordering::Relaxed);
+    }
+
     pub(super) fn count_sent(&self, packets: u64, bytes: u64, gso_runs: u64) {
         self.counters.add_tx(packets, bytes);
         if gso_runs > 0 {

@@ -183,6 +183,12 @@ impl UdpSocket {
         self.set(libc::SOL_UDP, libc::UDP_GRO, 1)
     }
 
+    /// Without checksums the kernel refuses to segment: for tests of that case.
+    #[cfg(test)]
+    pub(super) fn disable_checksums(&self) {
+        self.set(libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).unwrap();
+    }
+
     /// Asks for `bytes` of receive memory, counted as the kernel counts, and returns what is in force. With
     /// `CAP_NET_ADMIN` the limit `net.core.rmem_max` does not apply.
     ///

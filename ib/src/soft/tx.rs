@@ -264,3 +264,102 @@ fn lost(dev: &SoftDevice, run: &Run, errno: i32, frames: u64) {
         trace!("{}: sending to {:?} failed (errno {errno})", dev.name(), run.to);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        device::{AhAttr, Device, GlobalRoute, SoftAv},
+        soft::{SoftConfig, icrc::IdSolver, socket::Slot},
+        types::{Gid, Lid, PKey, QKey, Qpn},
+    };
+
+    fn device() -> std::sync::Arc<SoftDevice> {
+        let cfg = SoftConfig { port: Some(0), ..SoftConfig::at("127.0.0.1".parse().unwrap()) };
+        SoftDevice::open(&cfg).unwrap()
+    }
+
+    fn ah(from: &SoftDevice, to: &SoftDevice) -> SoftAh {
+        let id = to.identity();
+        from.create_ah(&AhAttr {
+            port: 1,
+            sl: 0,
+            src_path_bits: 0,
+            static_rate: 0,
+            dlid: Lid(0),
+            grh: Some(GlobalRoute {
+                dgid: Gid::from_ip(to.local_addr().ip()),
+                sgid: from.gid(),
+                hop_limit: 64,
+                traffic_class: 0,
+                flow_label: 0,
+            }),
+            soft: SoftAv { udp_port: id.udp_port, host_id: id.host_id },
+        })
+        .unwrap()
+    }
+
+    fn push(stage: &mut TxStage, ah: &SoftAh, len: usize) {
+        let header = Header {
+            solicited: false,
+            pkey: PKey::DEFAULT,
+            dest_qpn: Qpn::truncate(2),
+            psn: 0,
+            qkey: QKey(3),
+            src_qpn: Qpn::truncate(4),
+            imm: None,
+        };
+        assert!(!stage.is_full(len));
+        stage.push(ah, &header, len, true, |out| out.fill(len as u8));
+    }
+
+    fn lengths(stage: &TxStage) -> Vec<(u16, usize)> {
+        stage.runs.iter().map(|r| (r.count, r.end - r.start)).collect()
+    }
+
+    #[test]
+    fn runs_end_at_another_destination_size_or_limit() {
+        let (a, b, c) = (device(), device(), device());
+        let (to_b, to_c) = (ah(&a, &b), ah(&a, &c));
+        let mut stage = TxStage::new(4096);
+        for (ah, len) in [(&to_b, 8), (&to_b, 8), (&to_c, 8), (&to_b, 8), (&to_b, 4), (&to_b, 4), (&to_b, 9)] {
+            push(&mut stage, ah, len);
+        }
+        // The shorter frame ends its run; a longer one starts a new one.
+        assert_eq!(lengths(&stage), [(2, 64), (1, 32), (2, 60), (1, 28), (1, 36)]);
+        stage.flush(&a);
+        assert_eq!(lengths(&stage), []);
+        (0..BATCH_MAX).for_each(|_| push(&mut stage, &to_b, 4096));
+        assert!(stage.is_full(0));
+        assert_eq!(lengths(&stage)[0], (15, 15 * frame_len(4096)));
+        assert_eq!(stage.runs.iter().map(|r| usize::from(r.count)).sum::<usize>(), BATCH_MAX);
+    }
+
+    #[test]
+    fn a_run_that_the_kernel_refuses_leaves_frame_by_frame() {
+        let (a, b) = (device(), device());
+        let to_b = ah(&a, &b);
+        a.socket().disable_checksums();
+        let mut stage = TxStage::new(4096);
+        let mut slots: Vec<Slot> = (0..16).map(|_| Slot::new()).collect();
+        let flow = Flow::new(a.local_addr(), b.local_addr()).unwrap();
+        // Alone, and as one of several runs.
+        for lens in [&[8, 8, 8, 3][..], &[8, 8, 5, 100, 100]] {
+            lens.iter().for_each(|&len| push(&mut stage, &to_b, len));
+            stage.flush(&a);
+            assert_eq!(b.socket().receive(&mut slots), Ok(lens.len()));
+            for (slot, &len) in slots.iter_mut().zip(lens) {
+                let frame = &mut slot.buf[..slot.len];
+                // Strictly ID 0, which is what a datagram of its own has: the solver would forgive another.
+                let icrc = flow.prefix(frame.len()).icrc(0, frame).to_le_bytes();
+                assert_eq!(icrc, frame[frame.len() - 4..]);
+                assert_eq!(parse(frame).unwrap().1, vec![len as u8; len]);
+                assert_eq!(flow.prefix(frame.len()).check(0, frame, &mut IdSolver::default()), Some(0));
+            }
+            assert!(!a.uses_gso());
+            a.enable_gso();
+        }
+        let s = a.stats();
+        assert_eq!((s.tx_packets, s.tx_bytes, s.dropped_total()), (9, 27 + 221, 0), "{s}");
+    }
+}
