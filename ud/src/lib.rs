@@ -1,1 +1,5 @@
-//! Placeholder.
+//! The UD transport.
+#![deny(missing_docs)]
+#![deny(unsafe_code)]
+
+pub mod proto;
