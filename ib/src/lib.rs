@@ -5,6 +5,8 @@
 #![deny(unsafe_code)]
 
 pub mod device;
+pub mod mock;
+pub mod sim;
 pub mod soft;
 pub mod sw;
 pub mod types;

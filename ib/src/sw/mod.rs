@@ -24,7 +24,7 @@
 //! held at once unless a device lock above both is held too. None is held over a system call that may sleep.
 
 mod counters;
-mod event;
+pub(crate) mod event;
 mod filter;
 pub mod grh;
 mod mr;
@@ -38,7 +38,7 @@ mod tests;
 
 pub use counters::{Counters, DropReason, Stats};
 pub use event::{EventFd, Notifier};
-pub use filter::{Filter, FilterSlot, FilterVerdict, Injector, OwnedPacket, PacketMeta, PacketView};
+pub use filter::{Filter, FilterSlot, FilterVerdict, Injector, OwnedPacket, PacketMeta, PacketView, Passed};
 pub use mr::{MrCache, MrTable};
 pub use port::{AsyncQueue, GidRef, PortConfig, PortState};
 pub use qp::{Datagram, LongMessage, QpCore, RxGuard};
