@@ -99,6 +99,7 @@ pub struct SoftDevice {
     gso_runs: AtomicU64,
     gro_merges: AtomicU64,
     send_errors: AtomicU64,
+    refused_ahs: AtomicU64,
     pcap: Option<Mutex<PcapWriter>>,
 }
 
@@ -162,6 +163,7 @@ impl SoftDevice {
             gso_runs: AtomicU64::new(0),
             gro_merges: AtomicU64::new(0),
             send_errors: AtomicU64::new(0),
+            refused_ahs: AtomicU64::new(0),
             pcap,
         }))
     }
@@ -351,7 +353,11 @@ impl Device for SoftDevice {
         let sgid = self.port.check_ah(attr)?.ok_or(EINVAL)?;
         let route = attr.grh.as_ref().ok_or(EINVAL)?;
         if let Some(why) = self.unreachable(route.dgid, attr.soft.host_id) {
-            warn!("{}: no address handle: {why}", self.name);
+            // A caller that tries again and again is told at the first, second, fourth, eighth... time.
+            let count = self.refused_ahs.fetch_add(1, Ordering::Relaxed) + 1;
+            if count.is_power_of_two() {
+                warn!("{}: no address handle: {why}", self.name);
+            }
             return Err(VerbsError::new("create_ah", libc::ENETUNREACH));
         }
         let udp_port = if attr.soft.udp_port == 0 { ROCE_PORT } else { attr.soft.udp_port };
