@@ -4,7 +4,13 @@
 //! [`AmMessage::into_owned`] the buffer goes back to the interface's pool. An owned [`AmDesc`] may live as long as the
 //! user likes, even past the interface: its drop returns the buffer, or frees it if the pool is gone.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use parking_lot::Mutex;
 
@@ -166,16 +172,17 @@ pub enum HandlerKind {
 /// One entry of a [`HandlerTable`].
 pub type HandlerEntry = Option<(AmHandler, HandlerKind)>;
 
-/// The handlers of an interface. Replacing one takes effect at the next message that is taken from the network; a handler
-/// that is running goes on to its end.
+/// The handlers of an interface. Replacing one takes effect at the next message; a handler that is running goes on to its
+/// end.
 pub struct HandlerTable {
     current: Mutex<Arc<[HandlerEntry; AmId::COUNT]>>,
+    generation: AtomicU64,
 }
 
 impl HandlerTable {
     /// An empty table.
     pub fn new() -> Self {
-        HandlerTable { current: Mutex::new(Arc::new([const { None }; AmId::COUNT])) }
+        HandlerTable { current: Mutex::new(Arc::new([const { None }; AmId::COUNT])), generation: AtomicU64::new(0) }
     }
 
     /// Installs or, with `None`, removes a handler. The old one is returned, to be dropped with no lock held.
@@ -183,7 +190,14 @@ impl HandlerTable {
         let mut cur = self.current.lock();
         // Copy on write: batches in delivery keep the table they started with.
         let table = Arc::make_mut(&mut cur);
-        std::mem::replace(&mut table[id.get() as usize], entry)
+        let old = std::mem::replace(&mut table[id.get() as usize], entry);
+        self.generation.fetch_add(1, Ordering::Release);
+        old
+    }
+
+    /// Changes with every [`HandlerTable::set`]: a cheap way to see that a snapshot is old.
+    pub fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
     }
 
     /// The table as it is now.

@@ -25,6 +25,7 @@ pub mod config;
 pub mod ep;
 pub mod error;
 pub mod iface;
+pub mod log;
 pub mod md;
 pub mod mem;
 pub mod time;

@@ -7,7 +7,7 @@
 use std::{any::Any, fmt, ops::Deref, sync::Arc};
 
 use crate::{
-    config::Env,
+    config::{Catalog, Env, ProcessConfig, Section},
     error::{Error, ErrorKind, Result},
     iface::{Iface, IfaceParams},
     mem::MemRegion,
@@ -111,11 +111,19 @@ pub trait Transport: Send + Sync {
     fn open_iface(&self, md: &Md, worker: &Worker, port: u8, params: &IfaceParams, env: &Env) -> Result<Iface>;
 }
 
-/// The components and transports of a program.
-#[derive(Default, Clone)]
+/// The components and transports of a program, and what can be set for them.
+#[derive(Clone)]
 pub struct Registry {
     components: Vec<Arc<dyn Component>>,
     transports: Vec<Arc<dyn Transport>>,
+    settings: Catalog,
+}
+
+impl Default for Registry {
+    fn default() -> Self {
+        let process = Section { table: ProcessConfig::TABLE, scope: &ProcessConfig::SCOPE };
+        Registry { components: Vec::new(), transports: Vec::new(), settings: Catalog::new([process]) }
+    }
 }
 
 impl Registry {
@@ -134,6 +142,17 @@ impl Registry {
     pub fn add_transport(&mut self, t: Arc<dyn Transport>) -> &mut Self {
         self.transports.push(t);
         self
+    }
+
+    /// Adds the settings that components and transports read, so that listings show them and misspelt names are found.
+    pub fn add_settings(&mut self, sections: &[Section]) -> &mut Self {
+        self.settings.extend(sections.iter().copied());
+        self
+    }
+
+    /// Everything that can be set.
+    pub fn settings(&self) -> &Catalog {
+        &self.settings
     }
 
     /// All components.
@@ -157,16 +176,23 @@ impl Registry {
         })
     }
 
-    /// Opens a domain on the device of this name, whichever component has it.
+    /// Opens a domain on the device of this name, whichever component has it. Warns about variables that nobody reads,
+    /// once in the life of the process, and logs at info level which settings differ from their defaults.
     ///
     /// # Errors
     /// `NoDevice`, with the names there are; or what opening it failed with.
     pub fn open_md(&self, device: &str, env: &Env) -> Result<Md> {
+        self.settings.warn_unknown(env);
         let mut names = Vec::new();
         for c in &self.components {
             for d in c.devices(env)? {
                 if d.name == device {
-                    return Ok(Md(c.open(device, env)?));
+                    let md = Md(c.open(device, env)?);
+                    match self.settings.changed(env) {
+                        none if none.is_empty() => tracing::info!("opened {device}; all settings have their defaults"),
+                        changed => tracing::info!("opened {device}; changed from default: {changed}"),
+                    }
+                    return Ok(md);
                 }
                 names.push(d.name);
             }

@@ -1,1 +1,5 @@
-//! Placeholder.
+//! The UD transport: reliable active messages over unreliable datagrams.
+#![deny(missing_docs)]
+#![deny(unsafe_code)]
+
+pub mod config;

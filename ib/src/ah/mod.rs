@@ -1,0 +1,52 @@
+//! The address-handle cache: one per memory domain, reference-counted, governed by a TTL, keyed by everything that makes
+//! one address handle (AH) different from another ([`AhAttr`](crate::device::AhAttr)). Start reading at [`AhCache`].
+//!
+//! ```text
+//!            try_get                    create_ah, no lock held
+//!  caller ───────────► table ── miss ─► flight (one per key) ──► entry ──► table
+//!    ▲                   │ hit                  │ failed                      │ idle too long, evicted,
+//!    └───── AhRef ◄──────┘                      ▼                             │ stale, poisoned, closed
+//!                                       remembered failure                    ▼
+//!  AhRef: clone = hold, drop = put ── last one of a given-up entry ──► reaper ──► destroy_ah
+//! ```
+//!
+//! - `get` shares the entry of a key while somebody holds it. An idle entry is reused until it has been idle for the TTL.
+//!   The TTL bounds idle life, **not freshness**: an entry in steady use never expires.
+//! - Freshness is the business of invalidation. Most address handles freeze what they were resolved to (on RoCE the
+//!   peer's MAC), so an event about a neighbour, a port or the GID table takes the entries it concerns out of the table:
+//!   *stale* ones stay usable by their holders, *poisoned* ones must be replaced before the next send.
+//! - Creating may sleep for a second and is never done under a lock; on devices where it sleeps it is done by helper
+//!   threads, and [`AhCache::try_get`] answers [`TryGet::Pending`].
+//! - A reference may be dropped anywhere: dropping takes no lock that is held for long and never calls the device.
+//! - Closing gives up the cache's own references; each handle dies with its last holder.
+//!
+//! One mutex guards all state. A hit holds it for some nanoseconds; no callback, no system call and no device call happens
+//! under it (the clock passed in is read under it, and must not call back).
+
+mod cache;
+mod config;
+mod entry;
+mod events;
+mod explain;
+mod flight;
+mod shared;
+mod table;
+mod tags;
+#[cfg(not(uct_loom))]
+mod threads;
+
+#[cfg(all(test, uct_loom))]
+mod loom;
+#[cfg(all(test, not(uct_loom)))]
+mod model;
+#[cfg(test)]
+mod testing;
+#[cfg(all(test, not(uct_loom)))]
+mod tests;
+
+pub use cache::AhCache;
+pub use config::{
+    AhCacheConfig, AhCacheStats, AhTtl, AhWaker, Executor, GetOptions, Grade, Invalidated, Origin, TryGet,
+};
+pub use entry::AhRef;
+pub use flight::PendingAh;

@@ -1,0 +1,226 @@
+//! [`Md`]: an open device with what its interfaces share, above all the address-handle cache.
+
+use std::{
+    any::Any,
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use uct::{
+    Clock, Error, ErrorKind, MemRegion, Result, Scope,
+    iface::Counter,
+    md::{MemoryDomain, PortResource},
+    mem::{Arena, ArenaLayout, Block, Buf, Registration},
+};
+
+use crate::{
+    ah::{AhCache, AhCacheConfig, AhTtl, Executor},
+    config::MdConfig,
+    device::{Access, Device, LinkLayer, MrKeys, RoceVersion, VerbsError},
+};
+
+/// A memory domain on a device of type `D`. Interfaces hold it; it closes with the last of them.
+pub struct Md<D: Device> {
+    device: Arc<D>,
+    ahs: AhCache<D>,
+    config: MdConfig,
+    clock: Arc<dyn Clock>,
+    events: AtomicU64,
+}
+
+impl<D: Device> Md<D> {
+    /// A domain on `device`. With `Executor::Manual` nothing happens by itself: the owner drives [`Md::ah_cache`].
+    pub fn new(device: Arc<D>, config: MdConfig, clock: Arc<dyn Clock>, executor: Executor) -> Arc<Self> {
+        let ah_config = AhCacheConfig {
+            ttl: AhTtl::from_duration(config.ah_cache_ttl),
+            idle_max: config.ah_cache_max as usize,
+            executor,
+            ..AhCacheConfig::default()
+        };
+        let ahs = AhCache::new(device.clone(), ah_config, clock.clone());
+        Arc::new(Md { device, ahs, config, clock, events: AtomicU64::new(0) })
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<D> {
+        &self.device
+    }
+
+    /// The address-handle cache, shared by all interfaces of the domain.
+    pub fn ah_cache(&self) -> &AhCache<D> {
+        &self.ahs
+    }
+
+    /// The domain's settings.
+    pub fn config(&self) -> &MdConfig {
+        &self.config
+    }
+
+    /// The domain's clock.
+    pub fn clock(&self) -> &Arc<dyn Clock> {
+        &self.clock
+    }
+
+    /// Takes the device's async events and lets the AH cache act on them. Interfaces call it now and then from `progress`;
+    /// it does not sleep where reading a GID table does not.
+    pub fn poll_events(&self) {
+        if !self.config.async_events {
+            return;
+        }
+        while let Some(event) = self.device.poll_async_event() {
+            let what = self.ahs.handle_event(&event);
+            tracing::debug!("{}: {event:?}: {what:?}", self.device.attr().name);
+            self.events.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    /// Changes when an event was handled, so that interfaces look at their address handles again.
+    pub fn event_count(&self) -> u64 {
+        self.events.load(Ordering::Acquire)
+    }
+
+    /// Makes buffers and registers them as one region.
+    ///
+    /// # Errors
+    /// `NoMemory` names the limit in force.
+    pub fn register_arena(&self, layout: ArenaLayout, access: Access) -> Result<(Vec<Buf>, Box<dyn Registration>)> {
+        let (arena, bufs) = Arena::new(layout)?;
+        let registration = self.register(arena.block(), access)?;
+        arena.set_lkey(registration.keys.lkey);
+        Ok((bufs, Box::new(registration)))
+    }
+
+    fn register(&self, block: &Arc<Block>, access: Access) -> Result<MrRegistration<D>> {
+        let keys = self.device.reg_mr(block, access).map_err(|e| {
+            let name = self.device.attr().name;
+            Error::new(
+                if e.errno == libc::ENOMEM { ErrorKind::NoMemory } else { ErrorKind::Io },
+                format!("{name}: registering {} bytes failed in {}{}", block.len(), e.call, memlock_hint(&e)),
+            )
+            .with_errno(e.errno)
+        })?;
+        Ok(MrRegistration { device: self.device.clone(), keys, _block: block.clone() })
+    }
+}
+
+impl<D: Device> fmt::Debug for Md<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Md({})", self.device.attr().name)
+    }
+}
+
+impl<D: Device> Drop for Md<D> {
+    fn drop(&mut self) {
+        self.ahs.close();
+    }
+}
+
+/// What to do about a failed verbs call that pins memory.
+pub fn memlock_hint(e: &VerbsError) -> String {
+    if e.errno != libc::ENOMEM {
+        return String::new();
+    }
+    let limit = std::fs::read_to_string("/proc/self/limits")
+        .ok()
+        .and_then(|s| s.lines().find(|l| l.starts_with("Max locked memory")).map(str::to_string));
+    let soft = limit.as_deref().and_then(|l| l.split_whitespace().nth(3)).unwrap_or("unknown");
+    format!(
+        "; the locked-memory limit of this process is {soft} bytes (ulimit -l; in containers --ulimit memlock=-1, in batch \
+         systems the daemon's limit counts)"
+    )
+}
+
+struct MrRegistration<D: Device> {
+    device: Arc<D>,
+    keys: MrKeys,
+    _block: Arc<Block>,
+}
+
+impl<D: Device> Registration for MrRegistration<D> {
+    fn lkey(&self) -> u32 {
+        self.keys.lkey
+    }
+}
+
+impl<D: Device> Drop for MrRegistration<D> {
+    fn drop(&mut self) {
+        if let Err(e) = self.device.dereg_mr(self.keys) {
+            // After a fatal event destroy calls fail; the memory is given back all the same.
+            tracing::debug!("deregistering lkey {:#x}: {e}", self.keys.lkey);
+        }
+    }
+}
+
+impl<D: Device> MemoryDomain for Md<D> {
+    fn device_name(&self) -> String {
+        self.device.attr().name
+    }
+
+    fn mem_alloc(&self, len: usize) -> Result<MemRegion> {
+        let layout = ArenaLayout { count: 1, len, front: 0, align: 4096, align_offset: 0 };
+        let (mut bufs, registration) = self.register_arena(layout, Access::LOCAL_WRITE)?;
+        let buf = bufs.pop().ok_or_else(|| Error::new(ErrorKind::NoMemory, "no buffer"))?;
+        Ok(MemRegion::new(buf, registration))
+    }
+
+    fn ports(&self) -> Result<Vec<PortResource>> {
+        let attr = self.device.attr();
+        let fail = |e: VerbsError| {
+            Error::new(ErrorKind::Io, format!("{}: {}", attr.name, e.call)).with_errno(e.errno).scoped(Scope::Device)
+        };
+        (1..=attr.port_count)
+            .map(|port| {
+                let p = self.device.query_port(port).map_err(fail)?;
+                let mut facts = vec![
+                    (
+                        "link layer",
+                        match p.link_layer {
+                            LinkLayer::Ethernet => "Ethernet".to_string(),
+                            LinkLayer::InfiniBand => "InfiniBand".to_string(),
+                        },
+                    ),
+                    ("mtu", format!("{} bytes", p.active_mtu.bytes())),
+                ];
+                if p.link_layer == LinkLayer::InfiniBand {
+                    facts.push(("lid", format!("{:#x}", p.lid.0)));
+                }
+                for g in self.device.query_gids(port).map_err(fail)? {
+                    let version = match g.version {
+                        RoceVersion::V1 => " RoCE v1",
+                        RoceVersion::V2 => " RoCE v2",
+                        RoceVersion::Unknown => " RoCE version unknown",
+                    };
+                    let version = if p.link_layer == LinkLayer::Ethernet { version } else { "" };
+                    let netdev = g.netdev.map(|n| format!(" on {n}")).unwrap_or_default();
+                    facts.push(("gid", format!("[{}] {}{version}{netdev}", g.index, g.gid)));
+                }
+                Ok(PortResource { port, active: p.active, facts })
+            })
+            .collect()
+    }
+
+    fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+        self
+    }
+
+    fn counters(&self) -> Vec<Counter> {
+        let s = self.ahs.stats();
+        let c = |name, value| Counter { name, value };
+        vec![
+            c("ah.hits", s.hits),
+            c("ah.misses", s.misses),
+            c("ah.created", s.created),
+            c("ah.destroyed", s.destroyed),
+            c("ah.evicted", s.evicted),
+            c("ah.expired", s.expired),
+            c("ah.invalidated", s.invalidated),
+            c("ah.failed", s.failed),
+            c("ah.live", s.live as u64),
+            c("ah.held", s.held as u64),
+            c("ah.idle", s.idle as u64),
+        ]
+    }
+}
