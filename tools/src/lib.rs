@@ -1,0 +1,20 @@
+//! The command-line tools of the workspace, as a library so that they can be tested.
+//!
+//! `uct_perf` is [`perf`]. [`registry`] is the one place that names every component and transport: a linker drops crates
+//! that nobody refers to, so they are added by explicit calls.
+#![deny(missing_docs)]
+#![deny(unsafe_code)]
+
+pub mod perf;
+
+use uct::{Registry, config::Env};
+
+/// Every component and transport of the workspace.
+pub fn registry() -> Registry {
+    Registry::new()
+}
+
+/// The settings of this process.
+pub fn environment() -> Env {
+    Env
+}
