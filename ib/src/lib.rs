@@ -6,11 +6,15 @@
 
 pub mod addr;
 pub mod ah;
+pub mod component;
 pub mod config;
 pub mod device;
 pub mod gid;
 pub mod md;
+pub mod mock;
 pub mod reach;
+pub mod sim;
+pub mod soft;
 pub mod sw;
 mod sync;
 pub mod types;

@@ -1,6 +1,13 @@
 //! [`Md`]: an open device with what its interfaces share, above all the address-handle cache.
 
-use std::{any::Any, fmt, sync::Arc};
+use std::{
+    any::Any,
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use uct::{
     Clock, Error, ErrorKind, MemRegion, Result, Scope,
@@ -21,6 +28,7 @@ pub struct Md<D: Device> {
     ahs: AhCache<D>,
     config: MdConfig,
     clock: Arc<dyn Clock>,
+    events: AtomicU64,
 }
 
 impl<D: Device> Md<D> {
@@ -33,7 +41,7 @@ impl<D: Device> Md<D> {
             ..AhCacheConfig::default()
         };
         let ahs = AhCache::new(device.clone(), ah_config, clock.clone());
-        Arc::new(Md { device, ahs, config, clock })
+        Arc::new(Md { device, ahs, config, clock, events: AtomicU64::new(0) })
     }
 
     /// The device.
@@ -54,6 +62,24 @@ impl<D: Device> Md<D> {
     /// The domain's clock.
     pub fn clock(&self) -> &Arc<dyn Clock> {
         &self.clock
+    }
+
+    /// Takes the device's async events and lets the AH cache act on them. Interfaces call it now and then from `progress`;
+    /// it does not sleep where reading a GID table does not.
+    pub fn poll_events(&self) {
+        if !self.config.async_events {
+            return;
+        }
+        while let Some(event) = self.device.poll_async_event() {
+            let what = self.ahs.handle_event(&event);
+            tracing::debug!("{}: {event:?}: {what:?}", self.device.attr().name);
+            self.events.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    /// Changes when an event was handled, so that interfaces look at their address handles again.
+    pub fn event_count(&self) -> u64 {
+        self.events.load(Ordering::Acquire)
     }
 
     /// Makes buffers and registers them as one region.

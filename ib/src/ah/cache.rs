@@ -6,7 +6,7 @@ use uct::{Clock, Result, Time};
 
 use super::{
     AhCacheConfig, AhCacheStats, AhRef, AhWaker, Executor, GetOptions, Grade, Invalidated, PendingAh, TryGet,
-    core::{Ask, Miss, Shared},
+    shared::{Ask, Miss, Shared},
 };
 use crate::{
     device::{AhAttr, AsyncEvent, Device, GidEntry, VerbsResult},
@@ -81,8 +81,9 @@ impl<D: Device> AhCache<D> {
         let hash = shared.hasher.hash(attr);
         let GetOptions { usage, origin, waker } = options;
         match Shared::get(shared, Ask { attr, hash, usage, origin, waker }) {
-            Miss::Over(outcome) => outcome.into(),
-            Miss::Wait(ticket, generation) => TryGet::Pending(PendingAh { ticket, generation }),
+            Ok(ah) => TryGet::Ready(ah),
+            Err(Miss::Over(outcome)) => outcome.into(),
+            Err(Miss::Wait(ticket, generation)) => TryGet::Pending(PendingAh { ticket, generation }),
         }
     }
 

@@ -96,7 +96,7 @@ pub type AhWaker = Arc<dyn Fn() + Send + Sync>;
 #[derive(Copy, Clone)]
 pub struct GetOptions<'a> {
     /// What the reference is for, in two words, for example `"ud endpoint"`: the warning about handles that outlive their
-    /// device names it. Pass a constant; at most 31 different ones are told apart.
+    /// device names it. Pass a constant; at most 30 different ones are told apart.
     pub usage: &'static str,
     /// On whose behalf.
     pub origin: Origin,

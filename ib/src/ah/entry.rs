@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use super::{Grade, core::Shared};
+use super::{Grade, shared::Shared};
 use crate::{
     device::{AhAttr, Device},
     sync::{Arc, AtomicU8, AtomicU32, AtomicU64, Ordering, fence},
@@ -19,8 +19,8 @@ const PRIVATE: u8 = 1;
 /// Invalidated: its [`Status`] has the answer.
 const INVALID: u8 = 2;
 
-/// [`Entry::listed_at`] of an entry that is not in the list of idle ones.
-pub(super) const NOT_LISTED: u64 = u64::MAX;
+/// In [`Entry::users`]: it is in the list of idle entries.
+pub(super) const LISTED: u32 = 1 << 31;
 
 /// The grade of an entry, apart from it: the cache must be able to poison entries that it holds no reference to.
 pub(super) struct Status(AtomicU8);
@@ -48,23 +48,23 @@ impl Status {
     }
 }
 
+/// In this order in memory, so that a hit and a put touch the first two cache lines of it only.
+#[repr(C)]
 pub(super) struct Entry<D: Device> {
-    pub(super) attr: AhAttr,
-    pub(super) hash: u64,
-    pub(super) generation: u64,
     /// When the last holder let go (or a little earlier, when several did at once): nanoseconds at a finite TTL, else the
     /// count of gets. Final once the entry is idle.
     stamp: AtomicU64,
-    /// Its stamp in the list of idle entries, or [`NOT_LISTED`]. Read and written under the state lock.
-    pub(super) listed_at: AtomicU64,
-    /// One bit per usage tag that has got it. Read and written under the state lock.
+    shared: Arc<Shared<D>>,
+    /// One bit per usage tag that has got it, and [`LISTED`]. Read and written under the state lock.
     pub(super) users: AtomicU32,
     /// [`FRESH`], so that the check before a send is one load; otherwise `status` is asked.
     mark: AtomicU8,
-    pub(super) status: Arc<Status>,
+    pub(super) attr: AhAttr,
     /// Taken by `drop` alone.
     ah: Option<D::Ah>,
-    shared: Arc<Shared<D>>,
+    pub(super) generation: u64,
+    pub(super) hash: u64,
+    pub(super) status: Arc<Status>,
 }
 
 impl<D: Device> Entry<D> {
@@ -80,7 +80,6 @@ impl<D: Device> Entry<D> {
             hash,
             generation,
             stamp: AtomicU64::new(shared.tick.load(Ordering::Relaxed)),
-            listed_at: AtomicU64::new(NOT_LISTED),
             users: AtomicU32::new(0),
             mark: AtomicU8::new(if private { PRIVATE } else { FRESH }),
             status: Arc::new(Status::new()),

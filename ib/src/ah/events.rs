@@ -14,8 +14,8 @@ use std::collections::BTreeMap;
 
 use super::{
     Grade, Invalidated,
-    core::{Shared, State, Stray},
     entry::Entry,
+    shared::{Shared, State, Stray},
 };
 use crate::{
     device::{AhAttr, AsyncEvent, Device, GidEntry, VerbsResult},

@@ -25,11 +25,11 @@
 
 mod cache;
 mod config;
-mod core;
 mod entry;
 mod events;
 mod explain;
 mod flight;
+mod shared;
 mod table;
 mod tags;
 #[cfg(not(uct_loom))]

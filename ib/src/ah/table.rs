@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, hash::BuildHasher, hash::RandomState, time::Dur
 
 use hashbrown::HashTable;
 
-use super::entry::{Entry, NOT_LISTED};
+use super::entry::{Entry, LISTED};
 use crate::{
     device::{AhAttr, Device},
     sync::{Arc, Ordering},
@@ -118,14 +118,12 @@ impl<D: Device> Table<D> {
                 None => Lookup::Miss,
             };
         }
-        let listed_at = e.listed_at.load(Ordering::Relaxed);
-        if listed_at != NOT_LISTED {
-            e.listed_at.store(NOT_LISTED, Ordering::Relaxed);
-            self.idle.remove(&(listed_at, e.generation));
-        }
         let users = e.users.load(Ordering::Relaxed);
-        if users & user == 0 {
-            e.users.store(users | user, Ordering::Relaxed);
+        if users & (user | LISTED) != user {
+            e.users.store((users | user) & !LISTED, Ordering::Relaxed);
+            if users & LISTED != 0 {
+                self.idle.remove(&(e.stamp(), e.generation));
+            }
         }
         Lookup::Hit(Arc::clone(e))
     }
@@ -139,10 +137,10 @@ impl<D: Device> Table<D> {
     #[must_use]
     pub(super) fn remove(&mut self, hash: u64, generation: u64) -> Option<Arc<Entry<D>>> {
         let (entry, _) = self.map.find_entry(hash, |e| e.generation == generation).ok()?.remove();
-        let listed_at = entry.listed_at.load(Ordering::Relaxed);
-        if listed_at != NOT_LISTED {
-            entry.listed_at.store(NOT_LISTED, Ordering::Relaxed);
-            self.idle.remove(&(listed_at, generation));
+        let users = entry.users.load(Ordering::Relaxed);
+        if users & LISTED != 0 {
+            entry.users.store(users & !LISTED, Ordering::Relaxed);
+            self.idle.remove(&(entry.stamp(), generation));
         }
         Some(entry)
     }
@@ -170,10 +168,10 @@ impl<D: Device> Table<D> {
             let bucket = self.cursor;
             self.cursor += 1;
             let Some(e) = self.map.get_bucket(bucket) else { continue };
-            if e.listed_at.load(Ordering::Relaxed) == NOT_LISTED && Entry::is_idle(e) {
-                let stamp = e.stamp();
-                e.listed_at.store(stamp, Ordering::Relaxed);
-                self.idle.insert((stamp, e.generation), e.hash);
+            let users = e.users.load(Ordering::Relaxed);
+            if users & LISTED == 0 && Entry::is_idle(e) {
+                e.users.store(users | LISTED, Ordering::Relaxed);
+                self.idle.insert((e.stamp(), e.generation), e.hash);
             }
         }
     }

@@ -3,19 +3,21 @@
 #[derive(Default)]
 pub(super) struct Tags {
     names: Vec<&'static str>,
+    /// The tag of the last get and its bit.
+    last: (&'static str, u32),
 }
 
 impl Tags {
-    const MAX: usize = 31;
+    const MAX: usize = 30;
 
     /// The bit of `name`; the top bit if there are too many.
     #[inline]
     pub(super) fn bit(&mut self, name: &'static str) -> u32 {
         // Tags are constants, so that pointers are nearly always equal when names are.
-        match self.names.iter().position(|n| std::ptr::eq(*n, name)) {
-            Some(i) => 1 << i,
-            None => self.intern(name),
+        if !std::ptr::eq(self.last.0, name) || self.last.1 == 0 {
+            self.last = (name, self.intern(name));
         }
+        self.last.1
     }
 
     #[cold]

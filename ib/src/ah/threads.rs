@@ -8,10 +8,9 @@
 use std::{io, thread, time::Duration};
 
 use super::{
-    Executor,
-    core::{Shared, State},
-    explain,
+    Executor, explain,
     flight::Outcome,
+    shared::{Shared, State},
 };
 use crate::{device::Device, sync::Arc};
 

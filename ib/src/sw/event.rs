@@ -108,7 +108,13 @@ impl Notifier {
 /// True if the fd is readable now.
 #[cfg(test)]
 pub(crate) fn is_readable(fd: RawFd) -> bool {
+    wait_readable(fd, 0)
+}
+
+/// True as soon as the fd is readable, false if it is not within the time.
+#[cfg(test)]
+pub(crate) fn wait_readable(fd: RawFd, timeout_ms: i32) -> bool {
     let mut p = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    // SAFETY: one valid pollfd, and no waiting.
-    unsafe { libc::poll(&mut p, 1, 0) == 1 }
+    // SAFETY: one valid pollfd.
+    unsafe { libc::poll(&mut p, 1, timeout_ms) == 1 }
 }

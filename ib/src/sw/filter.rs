@@ -32,6 +32,8 @@ pub struct PacketMeta {
     pub pkey: PKey,
     /// It asks to wake the receiver.
     pub solicited: bool,
+    /// The device's own: what it must know to bring the packet on its way after a filter held it.
+    pub route: u128,
 }
 
 /// A packet as a filter sees it.
@@ -50,6 +52,25 @@ pub struct OwnedPacket {
     pub meta: PacketMeta,
     /// The UD payload.
     pub payload: Vec<u8>,
+}
+
+/// What goes on after a filter has seen a packet; see [`FilterSlot::run`].
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Passed {
+    /// In this order.
+    pub packets: Vec<OwnedPacket>,
+    /// True if the packet that was shown is lost; false if it goes on, now or later.
+    pub dropped: bool,
+}
+
+impl IntoIterator for Passed {
+    type Item = OwnedPacket;
+    type IntoIter = std::vec::IntoIter<OwnedPacket>;
+
+    /// The packets that go on.
+    fn into_iter(self) -> Self::IntoIter {
+        self.packets.into_iter()
+    }
 }
 
 /// What a filter says of a packet.
@@ -115,37 +136,26 @@ impl FilterSlot {
     }
 
     /// Shows a packet to the hook and answers what goes on now: what was released before, this packet 0 to 2 times, and
-    /// the one that changes places with it.
-    pub fn run(&self, packet: &PacketView<'_>) -> Vec<OwnedPacket> {
+    /// the one that changes places with it. The caller counts a drop.
+    pub fn run(&self, packet: &PacketView<'_>) -> Passed {
         let mut inner = self.inner.lock();
-        let mut out = self.take_released(&mut inner);
+        let mut passed = Passed { packets: self.take_released(&mut inner), dropped: false };
+        let out = &mut passed.packets;
         let verdict = inner.hook.as_mut().map_or(FilterVerdict::Pass, |hook| hook(packet));
         let own = || OwnedPacket { meta: *packet.meta, payload: packet.payload.to_vec() };
         match verdict {
             FilterVerdict::Pass => out.push(own()),
             FilterVerdict::Duplicate => out.extend([own(), own()]),
-            FilterVerdict::Drop => return out,
-            FilterVerdict::Hold => {
-                if inner.held.len() < Self::HELD_MAX {
-                    inner.held.push_back(own());
-                }
-                return out;
-            }
-            FilterVerdict::Swap => match inner.swapped.take() {
-                // Two in a row: the first has waited long enough.
-                Some(first) => {
-                    inner.swapped = Some(own());
-                    out.push(first);
-                    return out;
-                }
-                None => {
-                    inner.swapped = Some(own());
-                    return out;
-                }
-            },
+            FilterVerdict::Drop => passed.dropped = true,
+            FilterVerdict::Hold if inner.held.len() < Self::HELD_MAX => inner.held.push_back(own()),
+            FilterVerdict::Hold => passed.dropped = true,
+            // Two in a row: the first has waited long enough.
+            FilterVerdict::Swap => out.extend(inner.swapped.replace(own())),
         }
-        out.extend(inner.swapped.take());
-        out
+        if matches!(verdict, FilterVerdict::Pass | FilterVerdict::Duplicate) {
+            passed.packets.extend(inner.swapped.take());
+        }
+        passed
     }
 
     /// What was released and has not gone on yet.

@@ -38,7 +38,7 @@ mod tests;
 
 pub use counters::{Counters, DropReason, Stats};
 pub use event::{EventFd, Notifier};
-pub use filter::{Filter, FilterSlot, FilterVerdict, Injector, OwnedPacket, PacketMeta, PacketView};
+pub use filter::{Filter, FilterSlot, FilterVerdict, Injector, OwnedPacket, PacketMeta, PacketView, Passed};
 pub use mr::{MrCache, MrTable};
 pub use port::{AsyncQueue, GidRef, PortConfig, PortState};
 pub use qp::{Datagram, LongMessage, QpCore, RxGuard};

@@ -89,7 +89,7 @@ pub struct PortState {
     link_layer: LinkLayer,
     bandwidth_bps: f64,
     inner: Mutex<Inner>,
-    /// Moves with the GID table; see [`GidRef`].
+    /// Moves when an entry goes; see [`GidRef`].
     generation: AtomicU64,
     mtu: AtomicUsize,
     active: AtomicBool,
@@ -101,7 +101,7 @@ pub struct PortState {
 pub struct GidRef {
     gid: Gid,
     id: u64,
-    /// The generation of the table in which the entry was last seen.
+    /// The generation of the table at which the entry was last seen.
     seen: AtomicU64,
 }
 
@@ -204,7 +204,7 @@ impl PortState {
         Ok(GidRef { gid, id: *id, seen: AtomicU64::new(self.generation.load(Ordering::Acquire)) })
     }
 
-    /// True while the entry is in the table. Two loads, unless the table changed since the last call.
+    /// True while the entry is in the table. Two loads, unless an entry went since the last call.
     #[inline]
     pub fn is_alive(&self, held: &GidRef) -> bool {
         held.seen.load(Ordering::Relaxed) == self.generation.load(Ordering::Acquire) || self.look_again(held)
@@ -258,7 +258,6 @@ impl PortState {
         inner.next_id += 1;
         let entry = GidEntry { index: index as u8, gid, version, netdev: inner.netdev.clone() };
         inner.gids[index] = Some((id, entry));
-        self.generation.fetch_add(1, Ordering::Release);
         Some(index as u8)
     }
 

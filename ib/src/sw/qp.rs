@@ -320,15 +320,18 @@ impl RxGuard<'_> {
     fn fail_front(&mut self, status: WcStatus) {
         if let Some(buf) = self.recv.posted.pop_front() {
             self.recv.fail(buf, status);
+            self.wake |= ArmFor::RECV | ArmFor::SOLICITED;
         }
         self.fail();
     }
 
     /// Falls into ERROR; see [`QpCore::fail`].
     pub fn fail(&mut self) {
+        if !self.recv.posted.is_empty() {
+            self.wake |= ArmFor::RECV | ArmFor::SOLICITED;
+        }
         self.recv.flush();
         self.core.state.store(1, Ordering::Release);
-        self.wake |= ArmFor::RECV | ArmFor::SOLICITED;
     }
 
     /// Appends at most `max` completions to `out` and answers how many.
@@ -337,6 +340,11 @@ impl RxGuard<'_> {
         let n = max.min(self.recv.done.len());
         out.extend(self.recv.done.drain(..n));
         n
+    }
+
+    /// Receives that are posted and empty.
+    pub fn posted(&self) -> usize {
+        self.recv.posted.len()
     }
 
     /// Completions that wait to be polled.
@@ -350,8 +358,9 @@ impl Drop for RxGuard<'_> {
         if self.packets > 0 {
             self.core.counters.add_rx(self.packets, self.bytes);
         }
-        // The lock is still held here, and the completions are in the queue: see `Notifier`.
-        if !self.wake.is_empty() && !self.recv.done.is_empty() {
+        // The lock is still held here: see `Notifier`. A completion signals even if this guard has polled it already, for
+        // it may be another thread that sleeps.
+        if !self.wake.is_empty() {
             self.core.notifier.notify(self.wake);
         }
     }

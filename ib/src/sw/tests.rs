@@ -256,6 +256,13 @@ fn arming_loses_no_completion() {
     core.rx().deliver(&solicited, b"5").unwrap();
     assert!(readable());
     poll(&core);
+    // Polled by the one who delivers: the sleeper is another thread.
+    assert_eq!(core.arm(ArmFor::RECV, || false), Ok(ArmResult::Armed));
+    let mut rx = core.rx();
+    rx.deliver(&plain, b"6").unwrap();
+    rx.poll(&mut Vec::new(), 1);
+    drop(rx);
+    assert!(readable());
     // Sends.
     assert_eq!(core.arm(ArmFor::SEND, || true), Ok(ArmResult::Busy));
     assert_eq!(core.arm(ArmFor::SEND, || false), Ok(ArmResult::Armed));
@@ -265,6 +272,44 @@ fn arming_loses_no_completion() {
     assert_eq!(core.arm(ArmFor::SOLICITED, || false), Ok(ArmResult::Armed));
     core.fail();
     assert!(readable());
+    poll(&core);
+    // Nothing was posted: nothing completes.
+    assert_eq!(core.arm(ArmFor::RECV, || false), Ok(ArmResult::Armed));
+    core.fail();
+    assert!(!readable());
+}
+
+/// A consumer that sleeps whenever it is told that it may, and a producer that never waits for it: were a wake-up lost,
+/// the consumer would sleep until the time-out fails the test. A run that works does not depend on the time-out.
+#[test]
+fn a_sleeper_is_always_woken() {
+    const MESSAGES: usize = 20_000;
+    let b = Bench::new();
+    let core = b.core(4, LongMessage::Drop);
+    let (_a, mut bufs) = b.bufs(4, 64);
+    let fd = core.event_fd().unwrap();
+    core.post_recv(&mut bufs).unwrap();
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            let mut sent = 0;
+            while sent < MESSAGES {
+                match core.rx().deliver(&datagram(), b"x") {
+                    Ok(()) => sent += 1,
+                    Err(_) => std::thread::yield_now(),
+                }
+            }
+        });
+        let mut got = 0;
+        while got < MESSAGES {
+            let mut out = Vec::new();
+            got += core.poll_recv(&mut out, 4);
+            let mut bufs = out.into_iter().map(|w| w.buf).collect();
+            core.post_recv(&mut bufs).unwrap();
+            if got < MESSAGES && core.arm(ArmFor::RECV, || false) == Ok(ArmResult::Armed) {
+                assert!(super::event::wait_readable(fd, 60_000), "lost wake-up after {got}");
+            }
+        }
+    });
 }
 
 fn wr<'a>(serial: u64, sges: &'a [Sge<'a>]) -> SendWr<'a, ()> {
@@ -471,6 +516,7 @@ fn meta() -> PacketMeta {
         qkey: QKey::UCX,
         pkey: PKey::DEFAULT,
         solicited: false,
+        route: 0,
     }
 }
 
@@ -478,8 +524,9 @@ fn meta() -> PacketMeta {
 fn filters_drop_double_hold_and_swap() {
     let slot = FilterSlot::default();
     let m = meta();
-    let run =
-        |n: u8| slot.run(&PacketView { meta: &m, payload: &[n] }).iter().map(|p| p.payload[0]).collect::<Vec<_>>();
+    let run = |n: u8| {
+        slot.run(&PacketView { meta: &m, payload: &[n] }).packets.iter().map(|p| p.payload[0]).collect::<Vec<_>>()
+    };
     assert!(!slot.is_active());
     slot.set(Some(Box::new(|p| match p.payload[0] {
         1 => FilterVerdict::Drop,
@@ -539,6 +586,36 @@ fn op() -> impl Strategy<Value = Op> {
         Just(Op::Fail),
         Just(Op::Reset),
     ]
+}
+
+proptest! {
+    /// What comes of a send depends on its elements as specified, and on nothing else.
+    #[test]
+    fn posts_are_judged_as_specified(
+        lens in prop::collection::vec(0..700usize, 0..5),
+        inline in any::<bool>(),
+        registered in prop::collection::vec(any::<bool>(), 5),
+    ) {
+        let b = Bench::new();
+        let (_a, bufs) = b.bufs(1, 1000);
+        let mut q = SendQueue::new(SendLimits { depth: 1, sge_max: 3, inline_max: 1100 });
+        let lkey = |i: usize| if registered[i] { bufs[0].lkey() } else { !bufs[0].lkey() };
+        let sges: Vec<_> = lens.iter().enumerate().map(|(i, &n)| Sge { bytes: &bufs[0][..n], lkey: lkey(i) }).collect();
+        let total: usize = lens.iter().sum();
+        let got = q.admit(&b.env(QpState::ReadyToSend), &SendWr { inline, ..wr(1, &sges) }, None);
+        let expected = if lens.len() > 3 || inline && total > 1100 {
+            Err(VerbsError::new("post_send", libc::EINVAL))
+        } else if !inline && lens.iter().zip(&registered).any(|(&n, &r)| n > 0 && !r) {
+            Ok(Admit::Fatal(WcStatus::LocalProtection))
+        } else if total > 1024 {
+            Ok(Admit::Done)
+        } else {
+            Ok(Admit::Transmit { len: total })
+        };
+        prop_assert_eq!(got, expected);
+        prop_assert_eq!(q.last_serial(), u64::from(got.is_ok()));
+        prop_assert_eq!(q.has_completions(), matches!(got, Ok(Admit::Done | Admit::Fatal(_))));
+    }
 }
 
 proptest! {

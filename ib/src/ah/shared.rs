@@ -213,37 +213,37 @@ impl<D: Device> Shared<D> {
         self.tick.load(Ordering::Relaxed)
     }
 
-    /// Answers from the table, or hands the lock to the slow path.
+    /// Answers from the table, or goes down the slow path.
     #[inline]
-    pub(super) fn get(this: &Arc<Self>, ask: Ask<'_>) -> Miss<D> {
-        let mut guard = this.state.lock();
-        let st = &mut *guard;
-        let user = st.tags.bit(ask.usage);
-        let lookup = match this.cfg.ttl {
-            AhTtl::Finite(ttl) => st.table.get(
-                ask.hash,
-                ask.attr,
-                user,
-                Some(|stamp| is_past_ttl(stamp, this.read_clock().as_nanos(), ttl)),
-            ),
-            _ => st.table.get(ask.hash, ask.attr, user, None::<fn(u64) -> bool>),
-        };
-        match lookup {
-            Lookup::Hit(entry) => {
-                st.stats.hits += 1;
-                if let AhTtl::Infinite = this.cfg.ttl {
-                    this.tick.store(st.stats.hits + st.stats.misses, Ordering::Relaxed);
+    pub(super) fn get(this: &Arc<Self>, ask: Ask<'_>) -> Result<AhRef<D>, Miss<D>> {
+        loop {
+            let mut guard = this.state.lock();
+            let st = &mut *guard;
+            let user = st.tags.bit(ask.usage);
+            let lookup = match this.cfg.ttl {
+                AhTtl::Infinite => st.table.get(ask.hash, ask.attr, user, None::<fn(u64) -> bool>),
+                AhTtl::Finite(ttl) => {
+                    let expired = |stamp| is_past_ttl(stamp, this.read_clock().as_nanos(), ttl);
+                    st.table.get(ask.hash, ask.attr, user, Some(expired))
                 }
-                drop(guard);
-                Miss::Over(Outcome::Ready(AhRef { entry }))
+                AhTtl::Bypass => Lookup::Miss,
+            };
+            match lookup {
+                Lookup::Hit(entry) => {
+                    st.stats.hits += 1;
+                    if let AhTtl::Infinite = this.cfg.ttl {
+                        this.tick.store(st.stats.hits + st.stats.misses, Ordering::Relaxed);
+                    }
+                    return Ok(AhRef { entry });
+                }
+                Lookup::Expired(old) => {
+                    st.stats.expired += 1;
+                    // Given up before its successor is made, so that a full device has room for that.
+                    drop(guard);
+                    drop(old);
+                }
+                Lookup::Miss => return Err(Self::miss(this, guard, ask, user)),
             }
-            Lookup::Expired(old) => {
-                st.stats.expired += 1;
-                let answer = Self::miss(this, guard, ask, user);
-                drop(old);
-                answer
-            }
-            Lookup::Miss => Self::miss(this, guard, ask, user),
         }
     }
 
@@ -532,8 +532,8 @@ impl<D: Device> Shared<D> {
             }
             st.next_sweep = now.saturating_add(self.sweep_period(&st));
         }
-        self.enforce_bound(&mut st, 0, gone);
         let AhTtl::Finite(ttl) = self.cfg.ttl else {
+            self.enforce_bound(&mut st, SWEEP_ON_INSERT, gone);
             return (st.table.len() > self.cfg.idle_max).then_some(st.next_sweep);
         };
         let mut chunk = 0;
@@ -550,6 +550,7 @@ impl<D: Device> Shared<D> {
                 st = self.state.lock();
             }
         }
+        self.enforce_bound(&mut st, SWEEP_ON_INSERT, gone);
         let expiry = st.table.oldest_stamp().map(|stamp| Time::from_nanos(stamp).saturating_add(ttl));
         let sweep = (st.table.len() > st.table.idle_len()).then_some(st.next_sweep);
         expiry.into_iter().chain(sweep).min()
