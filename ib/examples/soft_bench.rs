@@ -54,7 +54,8 @@ impl Soft {
         };
         let mut qp = dev.create_ud_qp(&init).unwrap();
         let (arena, mut spare) =
-            Arena::new(ArenaLayout { count: 1024, len: GRH_LEN + 4096, front: 0, align: 64, align_offset: 40 }).unwrap();
+            Arena::new(ArenaLayout { count: 1024, len: GRH_LEN + 4096, front: 0, align: 64, align_offset: 40 })
+                .unwrap();
         arena.set_lkey(dev.reg_mr(arena.block(), Access::LOCAL_WRITE).unwrap().lkey);
         qp.post_recv(&mut spare).unwrap();
         Soft { dev, qp, ah: None, serial: 0, spare, got: Vec::with_capacity(1024), sends: Vec::with_capacity(256) }

@@ -251,8 +251,14 @@ fn several_queue_pairs_share_a_socket_and_drop_for_want_of_receives() {
 fn a_message_longer_than_its_receive_is_dropped_and_the_queue_pair_lives() {
     let (mut a, mut b) = (Node::new("127.0.0.1", 1), Node::without_receives(&device("127.0.0.1"), 1));
     let ah = a.ah(&b);
-    let (arena, mut short) =
-        uct::mem::Arena::new(uct::mem::ArenaLayout { count: 2, len: GRH_LEN + 10, front: 0, align: 8, align_offset: 0 }).unwrap();
+    let (arena, mut short) = uct::mem::Arena::new(uct::mem::ArenaLayout {
+        count: 2,
+        len: GRH_LEN + 10,
+        front: 0,
+        align: 8,
+        align_offset: 0,
+    })
+    .unwrap();
     arena.set_lkey(b.dev.reg_mr(arena.block(), Access::LOCAL_WRITE).unwrap().lkey);
     b.qp.post_recv(&mut short).unwrap();
     a.post(&ah, b.qp.qpn(), QKEY, &[1; 11]);

@@ -12,7 +12,8 @@ use uct::{Registry, config::Env};
 /// Every component and transport of the workspace, and their settings.
 pub fn registry() -> Registry {
     let mut registry = Registry::new();
-    registry.add_settings(ib::config::SECTIONS).add_settings(ud::config::SECTIONS);
+    ib::component::register(&mut registry);
+    registry.add_settings(ud::config::SECTIONS);
     registry
 }
 
