@@ -6,12 +6,7 @@ use ib::{
     addr::{AddrVersion, DeviceAddr, LinkAddr},
     types::{Gid, Mtu, PKey},
 };
-use uct::{
-    Error, ErrorKind, Registry, Result, Worker, WorkerParams,
-    config::Env,
-    iface::IfaceParams,
-    md::{Md, Transport},
-};
+use uct::{Error, ErrorKind, IfaceParams, Registry, Result, Worker, WorkerParams, config::Env};
 
 use super::{
     Options,
@@ -21,44 +16,29 @@ use super::{
 pub(super) fn render(address: &str, options: &Options, registry: &Registry, env: &Env) -> Result<String> {
     let remote = parse(address)?;
     let worker = Worker::new(WorkerParams::default().progress_thread(false))?;
+    let found = registry.resources(env)?;
     let mut rows = Vec::new();
-    for component in registry.components() {
-        for device in component.devices(env)?.into_iter().filter(|d| options.shows(&d.name)) {
-            let md = match device.unusable {
-                Some(why) => Err(why),
-                None => registry.open_md(&device.name, env).map_err(|e| e.to_string()),
-            };
-            match md {
-                Err(why) => rows.push((device.name, format!("no: {why}"))),
-                Ok(md) => {
-                    for port in md.ports()? {
-                        for transport in registry.transports() {
-                            let name = format!("{}:{} {}", device.name, port.port, transport.name());
-                            rows.push((name, answer(transport.as_ref(), &md, &worker, port.port, env, &remote)));
-                        }
-                    }
-                }
-            }
-        }
+    for resource in &found.usable {
+        let reachable = registry.open_md(&resource.device, env).and_then(|md| {
+            let iface = resource.transport.open_iface(&md, &worker, resource.port, &IfaceParams::default(), env)?;
+            Ok(iface.is_reachable(&remote))
+        });
+        let answer = match reachable {
+            Ok(Ok(())) => "yes".to_string(),
+            Ok(Err(why)) => format!("no: {why}"),
+            Err(e) => format!("no: {e}"),
+        };
+        rows.push((resource.to_string(), answer));
     }
+    rows.extend(found.refused.into_iter().map(|(name, why)| (name, format!("no: {why}"))));
+    rows.retain(|(name, _)| options.shows(name));
     let mut out = String::new();
     push_line(&mut out, &format!("Can {address} be reached?"));
     if rows.is_empty() {
-        push_line(&mut out, "  no: there are no devices");
+        push_line(&mut out, "  no: there is no device with a transport");
     }
     columns(&mut out, 2, &rows);
     Ok(out)
-}
-
-fn answer(transport: &dyn Transport, md: &Md, worker: &Worker, port: u8, env: &Env, remote: &[u8]) -> String {
-    let reachable = transport.supports(md).and_then(|()| {
-        let iface = transport.open_iface(md, worker, port, &IfaceParams::default(), env).map_err(|e| e.to_string())?;
-        iface.is_reachable(remote)
-    });
-    match reachable {
-        Ok(()) => "yes".into(),
-        Err(why) => format!("no: {why}"),
-    }
 }
 
 /// The packed device address that the user means. An IP address stands for a RoCE v2 device there.

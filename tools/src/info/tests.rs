@@ -254,8 +254,8 @@ fn reachability_is_a_table_with_reasons() {
         text,
         "\
 Can 10.0.0.2 be reached?
-  good0:1 ud_verbs  no: good0 has no UD queue pairs
-  good0:2 ud_verbs  no: good0 has no UD queue pairs
+  ud_verbs/good0:1  no: good0 has no UD queue pairs
+  ud_verbs/good0:2  no: the port is down
   bad0              no: its driver is missing
   worse0            no: no such device: worse0: gone
 "

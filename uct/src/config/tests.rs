@@ -237,6 +237,11 @@ fn devices_are_chosen_with_or_without_port() {
     assert!(filter("soft[0-3]:2").allows("soft1", 2) && !filter("soft[0-3]:2").allows("soft1", 1));
     assert!(!filter("^soft0").allows("soft0", 1) && filter("^soft0").allows("soft1", 1));
     assert!(filter("all").allows("anything", 7));
+    for (text, may) in
+        [("all", true), ("a", true), ("a:2", true), ("b", false), ("^a", false), ("^a:2", true), ("^b", true)]
+    {
+        assert_eq!(filter(text).may_allow("a"), may, "{text}");
+    }
     let available = [("soft0".to_string(), 1), ("mlx5_0".to_string(), 1), ("mlx5_0".to_string(), 2)];
     assert_eq!(
         filter("soft9,soft0").unmatched(&available),
