@@ -445,6 +445,25 @@ fn filters_see_packets_in_both_directions() {
     a.qp.ring();
     let got: Vec<u8> = b.receive(5).iter().map(|wc| payload_of(wc)[0]).collect();
     assert_eq!(got, [1, 1, 3, 2, 5]);
+    for n in [&a, &b] {
+        assert_eq!(n.dev.stats().dropped(DropReason::Filtered), 1, "{:?}", n.dev);
+    }
+}
+
+#[test]
+fn held_packets_go_to_where_they_were_sent() {
+    let (mut a, mut b) = (Node::new("127.0.0.1", 1), Node::new("127.0.0.1", 16));
+    let mut c = Node::new("127.0.0.1", 16);
+    let (to_b, to_c) = (a.ah(&b), a.ah(&c));
+    a.dev.tx_filter().set(Some(Box::new(|_| FilterVerdict::Hold)));
+    a.post(&to_b, b.qp.qpn(), QKEY, b"b");
+    a.post(&to_c, c.qp.qpn(), QKEY, b"c");
+    a.qp.ring();
+    assert_eq!((a.dev.tx_filter().held(), a.dev.stats().tx_packets), (2, 0));
+    a.dev.tx_filter().set(None);
+    a.qp.ring();
+    assert_eq!(payload_of(&b.receive(1)[0]), b"b");
+    assert_eq!(payload_of(&c.receive(1)[0]), b"c");
 }
 
 #[test]
