@@ -13,7 +13,7 @@ use super::{
     entry::{Entry, Status},
     explain,
     flight::{Failures, Flight, Flights, Outcome, Ticket},
-    table::{KeyHasher, Lookup, Table, is_past_ttl},
+    table::{KeyHasher, Table, is_past_ttl},
     tags::Tags,
 };
 use crate::{
@@ -215,42 +215,64 @@ impl<D: Device> Shared<D> {
         self.tick.load(Ordering::Relaxed)
     }
 
-    /// Answers from the table, or goes down the slow path.
+    /// Answers from the table if it can: the path that has to be fast. `None` says nothing.
     #[inline]
-    pub(super) fn get(this: &Arc<Self>, ask: Ask<'_>) -> Result<AhRef<D>, Miss<D>> {
+    pub(super) fn hit(&self, hash: u64, attr: &AhAttr, usage: &'static str) -> Option<AhRef<D>> {
+        let mut guard = self.state.lock();
+        let st = &mut *guard;
+        let user = st.tags.bit(usage);
+        let entry = match self.cfg.ttl {
+            AhTtl::Infinite => {
+                let entry = st.table.get(hash, attr, user, None::<fn(u64) -> bool>)?.ok()?;
+                // Counts the hit too: `stats` takes it from here.
+                self.tick.store(self.tick.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+                entry
+            }
+            AhTtl::Finite(ttl) => {
+                let is_over = |stamp| is_past_ttl(stamp, self.read_clock().as_nanos(), ttl);
+                let entry = st.table.get(hash, attr, user, Some(is_over))?.ok()?;
+                st.stats.hits += 1;
+                entry
+            }
+            AhTtl::Bypass => return None,
+        };
+        Some(AhRef { entry })
+    }
+
+    /// Answers when [`Shared::hit`] could not.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn get(this: &Arc<Self>, ask: Ask<'_>) -> Miss<D> {
         loop {
+            if let Some(ah) = this.hit(ask.hash, ask.attr, ask.usage) {
+                return Miss::Over(Outcome::Ready(ah));
+            }
             let mut guard = this.state.lock();
             let st = &mut *guard;
             let user = st.tags.bit(ask.usage);
-            let lookup = match this.cfg.ttl {
-                AhTtl::Infinite => st.table.get(ask.hash, ask.attr, user, None::<fn(u64) -> bool>),
-                AhTtl::Finite(ttl) => {
-                    let expired = |stamp| is_past_ttl(stamp, this.read_clock().as_nanos(), ttl);
-                    st.table.get(ask.hash, ask.attr, user, Some(expired))
-                }
-                AhTtl::Bypass => Lookup::Miss,
-            };
-            match lookup {
-                Lookup::Hit(entry) => {
-                    st.stats.hits += 1;
-                    if let AhTtl::Infinite = this.cfg.ttl {
-                        this.tick.store(st.stats.hits + st.stats.misses, Ordering::Relaxed);
-                    }
-                    return Ok(AhRef { entry });
-                }
-                Lookup::Expired(old) => {
-                    st.stats.expired += 1;
-                    // Given up before its successor is made, so that a full device has room for that.
-                    drop(guard);
-                    drop(old);
-                }
-                Lookup::Miss => return Err(Self::miss(this, guard, ask, user)),
+            let Some(e) = st.table.find(ask.hash, ask.attr) else { return Self::miss(this, guard, ask, user) };
+            let generation = e.generation;
+            // Somebody may have got it, or put another one there, since it was looked at.
+            if let AhTtl::Finite(ttl) = this.cfg.ttl
+                && Entry::is_idle(e)
+                && is_past_ttl(e.stamp(), this.read_clock().as_nanos(), ttl)
+            {
+                st.stats.expired += 1;
+                let old = st.table.remove(ask.hash, generation);
+                // Given up before its successor is made, so that a full device has room for that.
+                drop(guard);
+                drop(old);
             }
         }
     }
 
-    #[cold]
-    #[inline(never)]
+    fn count_miss(&self, st: &mut State<D>) {
+        st.stats.misses += 1;
+        if let AhTtl::Infinite = self.cfg.ttl {
+            self.tick.store(self.tick.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        }
+    }
+
     fn miss(this: &Arc<Self>, mut guard: MutexGuard<'_, State<D>>, ask: Ask<'_>, user: u32) -> Miss<D> {
         let st = &mut *guard;
         if st.closed {
@@ -259,10 +281,10 @@ impl<D: Device> Shared<D> {
         }
         let private = this.cfg.ttl == AhTtl::Bypass;
         if !private && let Some(generation) = st.flights.find(ask.attr) {
-            st.stats.misses += 1;
+            this.count_miss(st);
             let ticket = Ticket::new(ask.waker);
-            st.flights.join(generation, Arc::clone(&ticket), ask.origin, user);
-            drop(guard);
+            let lifted = st.flights.join(generation, Arc::clone(&ticket), ask.origin, user);
+            Self::unlock_and_help(this, guard, lifted);
             return Miss::Wait(ticket, generation);
         }
         if !st.failures.is_empty() {
@@ -276,10 +298,7 @@ impl<D: Device> Shared<D> {
             let error = explain::quota(&this.name, ask.attr, this.cfg.stranger_quota);
             return Miss::Over(Outcome::Failed(error, this.cfg.failure_hold));
         }
-        st.stats.misses += 1;
-        if let AhTtl::Infinite = this.cfg.ttl {
-            this.tick.store(st.stats.hits + st.stats.misses, Ordering::Relaxed);
-        }
+        this.count_miss(st);
         st.generation += 1;
         let generation = st.generation;
         let ticket = this.queued.then(|| Ticket::new(ask.waker));
@@ -295,15 +314,27 @@ impl<D: Device> Shared<D> {
             restarts: 0,
         };
         st.flights.insert(generation, flight);
-        #[cfg(not(uct_loom))]
-        let wanted = this.wanted_threads(st);
-        drop(guard);
-        #[cfg(not(uct_loom))]
-        Self::start_threads(this, wanted);
+        Self::unlock_and_help(this, guard, true);
         match ticket {
             Some(ticket) => Miss::Wait(ticket, generation),
             None => Miss::Over(Self::run_flight(this, generation)),
         }
+    }
+
+    /// Unlocks, and with `news` sees to it that somebody looks at the flights.
+    #[cfg(not(uct_loom))]
+    fn unlock_and_help(this: &Arc<Self>, mut guard: MutexGuard<'_, State<D>>, news: bool) {
+        let wanted = news.then(|| this.wanted_threads(&mut guard));
+        drop(guard);
+        if let Some(wanted) = wanted {
+            Self::start_threads(this, wanted);
+        }
+    }
+
+    /// Models have no threads of the cache.
+    #[cfg(uct_loom)]
+    fn unlock_and_help(_: &Arc<Self>, guard: MutexGuard<'_, State<D>>, _: bool) {
+        drop(guard);
     }
 
     /// Runs queued creations in this thread until there is none left that nobody else runs; returns how many.
@@ -397,6 +428,7 @@ impl<D: Device> Shared<D> {
                 Outcome::Failed(error, hold)
             }
         };
+        let has_timer = matches!(this.cfg.ttl, AhTtl::Finite(_)) || st.table.len() > this.cfg.idle_max;
         drop(guard);
         drop(evicted);
         for waiter in flight.waiters {
@@ -405,7 +437,7 @@ impl<D: Device> Shared<D> {
                 Outcome::Failed(error, retry_after) => Outcome::Failed(error.clone(), *retry_after),
             });
         }
-        if let AhTtl::Finite(_) = this.cfg.ttl {
+        if has_timer {
             this.kick();
         }
         Some(outcome)
@@ -424,9 +456,8 @@ impl<D: Device> Shared<D> {
         if self.reap() > 0 {
             return true;
         }
-        let mut guard = self.state.lock();
+        let mut guard = self.sweep_all(self.state.lock());
         let st = &mut *guard;
-        st.table.sweep(st.table.bucket_count());
         let victim = st.table.pop_oldest();
         st.stats.evicted += u64::from(victim.is_some());
         drop(guard);
@@ -456,7 +487,8 @@ impl<D: Device> Shared<D> {
             sgid_index: table.and_then(|t| t.iter().find(|e| Some(e.gid) == sgid)).map(|e| e.index),
             ah_max: self.ah_max,
             live: st.live(),
-            idle: st.table.iter().filter(|e| Entry::is_idle(e)).count(),
+            // For a full device all of the table was just looked at.
+            idle: st.table.idle_len(),
         }
     }
 
@@ -521,17 +553,7 @@ impl<D: Device> Shared<D> {
             return None;
         }
         if now >= st.next_sweep {
-            let mut left = st.table.bucket_count();
-            while left > 0 {
-                let chunk = left.min(SWEEP_CHUNK);
-                st.table.sweep(chunk);
-                left -= chunk;
-                if left > 0 {
-                    // Others wait: an entry that moves meanwhile is found by the next sweep.
-                    drop(st);
-                    st = self.state.lock();
-                }
-            }
+            st = self.sweep_all(st);
             st.next_sweep = now.saturating_add(self.sweep_period(&st));
         }
         let AhTtl::Finite(ttl) = self.cfg.ttl else {
@@ -558,6 +580,22 @@ impl<D: Device> Shared<D> {
         expiry.into_iter().chain(sweep).min()
     }
 
+    /// Looks at the whole table, and lets others have the lock in between: an entry that moves meanwhile is found by the
+    /// next sweep.
+    fn sweep_all<'a>(&'a self, mut st: MutexGuard<'a, State<D>>) -> MutexGuard<'a, State<D>> {
+        let mut left = st.table.bucket_count();
+        loop {
+            let chunk = left.min(SWEEP_CHUNK);
+            st.table.sweep(chunk);
+            left -= chunk;
+            if left == 0 {
+                return st;
+            }
+            drop(st);
+            st = self.state.lock();
+        }
+    }
+
     /// At most the TTL, so that who is idle for a TTL was seen in time; and in proportion to the table, so that looking at
     /// it takes a few percent of a core at most.
     fn sweep_period(&self, st: &State<D>) -> Duration {
@@ -576,7 +614,11 @@ impl<D: Device> Shared<D> {
         let dead = self.grave.lock().dead.len();
         let live = st.live() as usize;
         let held = live.saturating_sub(idle + dead);
-        AhCacheStats { live, held, idle, pending: st.flights.len(), ..st.stats }
+        let hits = match self.cfg.ttl {
+            AhTtl::Infinite => self.tick.load(Ordering::Relaxed) - st.stats.misses,
+            _ => st.stats.hits,
+        };
+        AhCacheStats { hits, live, held, idle, pending: st.flights.len(), ..st.stats }
     }
 
     /// See [`AhCache::close`](super::AhCache::close).
