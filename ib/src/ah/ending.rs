@@ -21,18 +21,22 @@ const SWEEP_CHUNK: usize = 4096;
 const SWEEP_PERIOD_MAX: Duration = Duration::from_secs(10);
 
 impl<D: Device> Shared<D> {
-    /// Destroys what waits for it, else the entry that has been idle for longest. True if anything was destroyed.
-    pub(super) fn make_room(&self) -> bool {
-        if self.reap() > 0 {
+    /// Destroys what waits for it, else the entry that has been idle for longest. True if anything was destroyed, by
+    /// whomever, since the counter showed `destroyed`.
+    pub(super) fn make_room(&self, destroyed: u64) -> bool {
+        self.reap();
+        let mut guard = self.state.lock();
+        if guard.stats.destroyed != destroyed {
             return true;
         }
-        let mut guard = self.sweep_all(self.state.lock());
+        guard = self.sweep_all(guard);
         let st = &mut *guard;
         let victim = st.table.pop_oldest();
         st.stats.evicted += u64::from(victim.is_some());
         drop(guard);
         drop(victim);
-        self.reap() > 0
+        self.reap();
+        self.state.lock().stats.destroyed != destroyed
     }
 
     /// Takes out idle entries above the bound, after a look at `buckets` buckets for new ones.
@@ -66,11 +70,12 @@ impl<D: Device> Shared<D> {
         self.domain_wake.notify_one();
     }
 
-    /// Destroys the handles whose last reference is gone; returns how many those were.
-    pub(super) fn reap(&self) -> usize {
+    /// Destroys the handles whose last reference is gone.
+    pub(super) fn reap(&self) {
+        let _turn = self.reaping.lock();
         let dead = mem::take(&mut self.grave.lock().dead);
         if dead.is_empty() {
-            return 0;
+            return;
         }
         let count = dead.len();
         let mut generations = Vec::with_capacity(count);
@@ -85,7 +90,6 @@ impl<D: Device> Shared<D> {
         let strays: Vec<_> = generations.iter().filter_map(|g| st.strays.remove(g)).collect();
         drop(st);
         drop(strays);
-        count
     }
 
     /// Destroys, expires and evicts what is due at `now`; returns when it wants to be called again.

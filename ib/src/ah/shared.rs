@@ -2,7 +2,8 @@
 //! polled ([`ending`](super::ending)); [`threads`](super::threads) or the owner does the telling.
 //!
 //! Two locks: `state`, and `grave`, which may be taken while `state` is held but not the other way round. The device, the
-//! wakers and the drops of entries are called with neither.
+//! wakers and the drops of entries are called with neither. A third, `reaping`, makes those take turns who destroy; nobody
+//! else waits for it, and the other two are taken inside it.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -135,6 +136,8 @@ pub(super) struct Shared<D: Device> {
     #[cfg_attr(uct_loom, allow(dead_code))]
     pub(super) queue_ready: Condvar,
     pub(super) grave: Mutex<Grave<D>>,
+    /// Held while handles are destroyed, so that who needs room on the device can wait for what is being destroyed.
+    pub(super) reaping: Mutex<()>,
     /// Signalled when the domain's thread has something to do. Goes with `grave`.
     pub(super) domain_wake: Condvar,
 }
@@ -174,6 +177,7 @@ impl<D: Device> Shared<D> {
             }),
             queue_ready: Condvar::new(),
             grave: Mutex::new(Grave { dead: Vec::new(), kicked: false }),
+            reaping: Mutex::new(()),
             domain_wake: Condvar::new(),
             device,
         }
@@ -356,8 +360,9 @@ impl<D: Device> Shared<D> {
             flight.doom = None;
             let attr = flight.attr;
             guard.creating += 1;
+            let destroyed = guard.stats.destroyed;
             drop(guard);
-            let result = this.create(&attr);
+            let result = this.create(&attr, destroyed);
             if let Some(outcome) = Self::land(this, generation, &attr, result) {
                 return outcome;
             }
@@ -439,10 +444,11 @@ impl<D: Device> Shared<D> {
         Some(outcome)
     }
 
-    /// Asks the device. When it is full, gives up what can be given up and asks once more.
-    fn create(&self, attr: &AhAttr) -> VerbsResult<D::Ah> {
+    /// Asks the device. When it is full, gives up what can be given up and asks once more. `destroyed` is the counter from
+    /// before.
+    fn create(&self, attr: &AhAttr, destroyed: u64) -> VerbsResult<D::Ah> {
         match self.device.create_ah(attr) {
-            Err(VerbsError { errno: libc::ENOMEM, .. }) if self.make_room() => self.device.create_ah(attr),
+            Err(VerbsError { errno: libc::ENOMEM, .. }) if self.make_room(destroyed) => self.device.create_ah(attr),
             result => result,
         }
     }

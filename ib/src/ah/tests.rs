@@ -492,6 +492,20 @@ fn the_domain_thread_expires_what_nobody_asks_for() {
     assert_eq!((cache.stats().expired, device.destroyed()), (10, 10));
 }
 
+#[test]
+fn a_full_device_counts_on_what_another_thread_is_just_destroying() {
+    for ttl in [AhTtl::Bypass, AhTtl::Infinite] {
+        let device = FakeDevice::new(false);
+        device.set_limit(1);
+        let cfg = AhCacheConfig { ttl, ..AhCacheConfig::default() };
+        let cache = AhCache::new(Arc::clone(&device), cfg, Arc::new(uct::time::MonotonicClock::new()));
+        // The domain's thread and this one compete for every dead handle.
+        for n in 0..500 {
+            drop(ready(cache.try_get(&key(n), LOCAL)));
+        }
+    }
+}
+
 // Failures.
 
 #[test]
