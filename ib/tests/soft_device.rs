@@ -579,3 +579,24 @@ fn a_device_that_cannot_be_opened_says_what_to_change() {
     let text = SoftDevice::open(&cfg).unwrap_err().to_string();
     assert!(text.contains("UCX_SOFT_NETDEV=nosuch0") && text.contains("lo: "), "{text}");
 }
+
+#[test]
+fn the_receive_posted_last_is_filled_first_and_messages_keep_their_order() {
+    let (mut a, mut b) = (Node::new("127.0.0.1", 1), Node::new("127.0.0.1", 16));
+    let ah = a.ah(&b);
+    let mut hot = None;
+    for i in 0..5u8 {
+        a.post(&ah, b.qp.qpn(), QKEY, &[i]);
+        a.qp.ring();
+        let done = b.receive(1);
+        assert_eq!(payload_of(&done[0]), [i]);
+        assert_eq!(*hot.get_or_insert(done[0].buf.index()), done[0].buf.index());
+        b.recycle(done);
+    }
+    for i in 0..16u8 {
+        a.post(&ah, b.qp.qpn(), QKEY, &[i]);
+    }
+    a.qp.ring();
+    let got: Vec<u8> = b.receive(16).iter().map(|wc| payload_of(wc)[0]).collect();
+    assert_eq!(got, (0..16).collect::<Vec<u8>>());
+}
