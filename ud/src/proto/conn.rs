@@ -403,9 +403,9 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         self.note_caps(peer, &caps);
         if !self.eps[slot].is_dest_known() {
             self.eps[slot].dest = crep.src_ep_id;
-            // A CREP is an answer: our request need not be repeated, even if the ack in it was an odd one.
             self.eps[slot].owed.remove(Owed::CREQ);
             self.connected(slot);
+            self.on_ack_psn(now, slot, neth.ack);
         }
         // Only now there is somebody to send an ack to.
         if neth.is(wire::ACK_REQ) {

@@ -371,6 +371,23 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         assert_eq!(waiting, self.peers[i].waiting);
     }
 
+    /// The send list of an endpoint in words, for test failures.
+    #[cfg(test)]
+    pub(super) fn dump(&self, ep: EpId) -> String {
+        let Some(slot) = self.find(ep) else { return "gone".into() };
+        let e = &self.eps[slot];
+        let mut out = format!(
+            "ep {} {:?} {:?} dest {} psn {} acked {} max {} cwnd {} {:?} {:?} tick_at {:?} deadline {:?}",
+            e.id, e.state, e.owner, e.dest, e.psn, e.acked, e.max_psn, e.cwnd, e.is, e.owed, e.tick_at, e.deadline
+        );
+        let mut at = e.head;
+        while let Some(k) = self.pkts.get(at) {
+            out += &format!("; {:?} {} resends {} serial {}/{}", k.kind, k.psn, k.resends, k.serial, self.tx_done);
+            at = k.next;
+        }
+        out
+    }
+
     // --- the send list
 
     /// Appends to the endpoint's send list.

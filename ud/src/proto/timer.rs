@@ -188,9 +188,10 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     fn on_tick(&mut self, now: Time, slot: u32) {
         let run = self.clock.run(now);
         let (tick0, tick_max) = (self.tick0, nanos(self.cfg.timeout / 3).max(1));
+        // What is owed, or was resent, has not left yet: our own queue is full. That is no sign of loss, nor of a dead peer.
+        let is_queued = self.first_unacked(slot).is_some_and(|k| self.pkts[k].is_resend_queued(self.tx_done));
         let ep = &mut self.eps[slot];
-        // What is owed has not left yet: our own queue is full. That is no sign of loss, nor of a dead peer.
-        let own_queue_full = ep.owed.intersects(Owed::ACK_REQ | Owed::RESEND | Owed::CREQ | Owed::CREP);
+        let own_queue_full = is_queued || ep.owed.intersects(Owed::ACK_REQ | Owed::RESEND | Owed::CREQ | Owed::CREP);
         if !own_queue_full {
             let silent = nanos(run.since(silence_start(ep)));
             if silent > nanos(self.cfg.timeout) {
@@ -207,11 +208,14 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
                 }
             }
         }
-        if now < self.eps[slot].tick_at {
+        let ep = &mut self.eps[slot];
+        if now < ep.tick_at {
             return; // only the verdict was looked at
         }
-        if !own_queue_full {
-            let ep = &mut self.eps[slot];
+        if own_queue_full {
+            // The peer could not answer what it was not asked: this interval does not count.
+            ep.send_time = run.min(silence_start(ep) + Duration::from_nanos(ep.tick));
+        } else {
             let idle = nanos(run.since(ep.send_time.max(ep.last_resend)));
             if idle >= tick0 && ep.state == State::Connected {
                 self.owe(slot, Owed::ACK_REQ);

@@ -1,2 +1,3 @@
 mod basic;
+mod chaos;
 mod net;
