@@ -1,3 +1,5 @@
 mod basic;
 mod chaos;
+mod golden;
+mod handshake;
 mod net;
