@@ -373,5 +373,5 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
 /// Whether a gap before this packet is worth a NACK. Not when there is no room for what would be resent; and not in answer to
 /// a NACK, or two endpoints that both miss something would go on telling each other as fast as the network lets them.
 fn provokes_nack(neth: Neth, meta: &RxMeta) -> bool {
-    if neth.is_am() { meta.can_deliver } else { !neth.is(wire::NACK) }
+    meta.can_deliver && (neth.is_am() || !neth.is(wire::NACK))
 }
