@@ -274,7 +274,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         if self.passive_count >= self.cfg.passive_max {
             self.stats.passive_refused += 1;
             // Perhaps some of them are dead: look soon.
-            self.sweep_at = self.sweep_at.min(now + self.cfg.timer_tick * 8);
+            self.sweep_at = self.sweep_at.min(now + self.cfg.timer_tick.saturating_mul(8));
             return self.refuse_creq(DropReason::TooManyPassive);
         }
         let Some(slot) = self.insert_ep() else {

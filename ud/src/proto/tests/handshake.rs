@@ -253,7 +253,7 @@ fn strangers_are_bounded() {
     net.checks = false;
     net.faults.loss = 100;
     for i in 0..10_000u32 {
-        let creq = creq_from(0x5000 + i, i, 0, [i as u8; 20]);
+        let creq = creq_from(0, 0x5000 + i, i, 0, [i as u8; 20]);
         let _ = net.receive(1, 0x5000 + i, &creq);
         net.pump();
     }
@@ -284,11 +284,11 @@ fn idle_strangers_are_probed() {
     assert!(net.nodes[1].failed.is_empty());
 }
 
-pub(super) fn creq_from(qpn: u32, ep_id: u32, conn_sn: u32, ident: [u8; 20]) -> Vec<u8> {
+pub(super) fn creq_from(addr: Addr, qpn: u32, ep_id: u32, conn_sn: u32, ident: [u8; 20]) -> Vec<u8> {
     let mut out = Vec::new();
     let neth =
         wire::Neth { packet_type: wire::CTL | wire::NO_EP, psn: psn::Psn::new(0xfff8), ack: psn::Psn::new(0xfff7) };
-    wire::Creq { qpn, ep_id, conn_sn, path_index: 0, ident }.emit(neth, &[0xa0, 0], &mut out);
+    wire::Creq { qpn, ep_id, conn_sn, path_index: 0, ident }.emit(neth, &[0xa0, addr], &mut out);
     out
 }
 
