@@ -9,12 +9,15 @@ pub mod perf;
 
 use uct::{Registry, config::Env};
 
-/// Every component and transport of the workspace.
+/// Every component and transport of the workspace, and their settings.
 pub fn registry() -> Registry {
-    Registry::new()
+    let mut registry = Registry::new();
+    ib::component::register(&mut registry);
+    registry.add_settings(ud::config::SECTIONS);
+    registry
 }
 
 /// The settings of this process.
 pub fn environment() -> Env {
-    Env
+    Env::process()
 }

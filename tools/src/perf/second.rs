@@ -35,6 +35,8 @@ impl SecondProcess {
             .args(arguments(o))
             .stdin(Stdio::from(std::os::fd::OwnedFd::from(theirs)))
             .stdout(Stdio::null())
+            // This process has said it already.
+            .env("UCX_WARN_UNUSED_ENV_VARS", "n")
             .spawn()
             .map_err(failed)?;
         Ok((SecondProcess { child }, ours))
