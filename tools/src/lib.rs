@@ -1,10 +1,11 @@
 //! The command-line tools of the workspace, as a library so that they can be tested.
 //!
-//! `uct_perf` is [`perf`]. [`registry`] is the one place that names every component and transport: a linker drops crates
-//! that nobody refers to, so they are added by explicit calls.
+//! `uct_perf` is [`perf`], `uct_info` is [`info`]. [`registry`] is the one place that names every component and transport:
+//! a linker drops crates that nobody refers to, so they are added by explicit calls.
 #![deny(missing_docs)]
 #![deny(unsafe_code)]
 
+pub mod info;
 pub mod perf;
 
 use uct::{Registry, config::Env};
@@ -13,7 +14,7 @@ use uct::{Registry, config::Env};
 pub fn registry() -> Registry {
     let mut registry = Registry::new();
     ib::component::register(&mut registry);
-    registry.add_settings(ud::config::SECTIONS);
+    ud::register(&mut registry);
     registry
 }
 
