@@ -9,7 +9,7 @@ use std::{
 use ib::addr::{DeviceAddr, LinkAddr};
 use parking_lot::Mutex;
 use uct::{
-    Iface, IfaceParams, Md, Registry, Worker, WorkerParams,
+    Iface, IfaceParams, Md, Registry, Worker,
     config::Env,
     ep::{EpFailure, FailureAction},
     iface::Caps,
@@ -49,7 +49,7 @@ impl Local {
         alert: Arc<Alert>,
     ) -> Result<Local> {
         let (transport, md, port) = choose(registry, env, transport, device)?;
-        let worker = Worker::new(WorkerParams::default())?;
+        let worker = Worker::new(crate::worker_params(env)?)?;
         let failures = Arc::new(Mutex::new(Vec::new()));
         let (f, a) = (failures.clone(), alert.clone());
         let params = IfaceParams::default().on_error(Arc::new(move |e: &EpFailure| {
