@@ -124,7 +124,7 @@ fn choose(
     let transport = match transport {
         Some(name) => registry
             .transport(name)
-            .map_err(|_| Failure::new(format!("there is no transport `{name}`; {}", usable(registry, env))))?,
+            .map_err(|_| Failure::new(format!("there is no transport `{name}`")).suffix(usable(registry, env)))?,
         None => registry
             .transport(TRANSPORT)
             .ok()
@@ -151,9 +151,9 @@ fn choose(
     }
     Err(match (device, why_not) {
         (_, Some((name, why))) => {
-            why.context(format!("{} cannot use device {name}", transport.name())).suffix(&usable(registry, env))
+            why.context(format!("{} cannot use device {name}", transport.name())).suffix(usable(registry, env))
         }
-        (Some(w), None) => Failure::new(format!("there is no device `{}`; {}", w.name, usable(registry, env))),
+        (Some(w), None) => Failure::new(format!("there is no device `{}`", w.name)).suffix(usable(registry, env)),
         (None, None) => Failure::new("this host has no device for any transport"),
     })
 }
@@ -181,8 +181,8 @@ fn try_device(
     Ok((md, port))
 }
 
-/// The pairs of transport and device that work on this host, in words.
-fn usable(registry: &Registry, env: &Env) -> String {
+/// The pairs of transport and device that work on this host, in words, if any do.
+fn usable(registry: &Registry, env: &Env) -> Option<String> {
     let mut pairs = String::new();
     for t in registry.transports() {
         for c in registry.components() {
@@ -198,7 +198,7 @@ fn usable(registry: &Registry, env: &Env) -> String {
             }
         }
     }
-    if pairs.is_empty() { "nothing works on this host".into() } else { format!("what works on this host: {pairs}") }
+    (!pairs.is_empty()).then(|| format!("what works on this host: {pairs}"))
 }
 
 #[cfg(test)]

@@ -51,7 +51,7 @@ impl SecondProcess {
     pub(crate) fn explain(&mut self, f: Failure) -> Failure {
         match self.wait(GRACE / 10) {
             Some(status) if status.code() != Some(1) && !status.success() => {
-                f.suffix(&format!("it ended with {status}"))
+                f.suffix(Some(format!("it ended with {status}")))
             }
             _ => f,
         }

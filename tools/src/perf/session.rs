@@ -28,7 +28,7 @@ pub(crate) const DATA_ID: AmId = AmId::truncate(5);
 const COUNT_ID: AmId = AmId::truncate(6);
 /// Idle turns after which a spinning side lets other threads run between turns: more than a message takes on a free
 /// machine, so that it only matters where processes share a CPU and would wait for each other's time slice to end.
-const SPINS: u32 = 200;
+const SPINS: u32 = 50;
 /// How long to sleep at most with `--wait events`: news on the control connection does not end the sleep.
 const SLEEP: Duration = Duration::from_millis(50);
 
