@@ -1,5 +1,5 @@
 //! Compares the soft device with a bare UDP socket, between two processes that spin: round trips and one-way rate of
-//! small messages. Both are measured in turns in one run; only their ratio means anything.
+//! small and of large messages. Both are measured in turns in one run; only their ratio means anything.
 //!
 //! `cargo run --release -p ib --example soft_bench [rounds]`
 
@@ -20,14 +20,17 @@ use ib::{
 use uct::mem::{Arena, ArenaLayout, Buf};
 
 const QKEY: QKey = QKey(7);
-const SIZE: usize = 8;
-const BATCH: usize = 64;
+const SIZES: [usize; 2] = [8, 4096];
+/// Messages in a batch; two batches must fit the default receive buffer of a bare socket.
+const fn batch(len: usize) -> usize {
+    if len > 1024 { 8 } else { 64 }
+}
 /// Batches in flight.
 const WINDOW: usize = 2;
 /// Round trips in a turn.
 const PINGS: usize = 50;
 /// Batches in a turn.
-const BATCHES: usize = 10;
+const BATCHES: usize = 20;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 struct Soft {
@@ -36,6 +39,7 @@ struct Soft {
     ah: Option<(SoftAh, Qpn)>,
     serial: u64,
     spare: Vec<Buf>,
+    out: Buf,
     got: Vec<RecvWc>,
     sends: Vec<SendWc>,
 }
@@ -50,14 +54,16 @@ impl Soft {
             send_depth: 256,
             recv_depth: 2048,
             send_sge: 1,
-            inline_len: SIZE as u32,
+            inline_len: SIZES[0] as u32,
         };
         let mut qp = dev.create_ud_qp(&init).unwrap();
         let (arena, mut spare) =
-            Arena::new(ArenaLayout { count: 1024, len: GRH_LEN + 4096, front: 0, align: 64, align_offset: 40 }).unwrap();
+            Arena::new(ArenaLayout { count: 1025, len: GRH_LEN + 4096, front: 0, align: 64, align_offset: 40 })
+                .unwrap();
         arena.set_lkey(dev.reg_mr(arena.block(), Access::LOCAL_WRITE).unwrap().lkey);
+        let out = spare.pop().unwrap();
         qp.post_recv(&mut spare).unwrap();
-        Soft { dev, qp, ah: None, serial: 0, spare, got: Vec::with_capacity(1024), sends: Vec::with_capacity(256) }
+        Soft { dev, qp, ah: None, serial: 0, spare, out, got: Vec::with_capacity(1024), sends: Vec::with_capacity(256) }
     }
 
     fn describe(&self) -> String {
@@ -85,7 +91,7 @@ impl Soft {
         self.ah = Some((self.dev.create_ah(&attr).unwrap(), Qpn::truncate(qpn.parse().unwrap())));
     }
 
-    fn post(&mut self, bytes: &[u8; SIZE]) {
+    fn post(&mut self, len: usize) {
         let (ah, qpn) = self.ah.as_ref().unwrap();
         self.serial += 1;
         let wr = SendWr {
@@ -93,8 +99,8 @@ impl Soft {
             ah,
             remote_qpn: *qpn,
             remote_qkey: QKEY,
-            sges: &[Sge { bytes, lkey: 0 }],
-            inline: true,
+            sges: &[Sge { bytes: &self.out[..len], lkey: self.out.lkey() }],
+            inline: len <= SIZES[0],
             signaled: self.serial.is_multiple_of(64),
             solicited: false,
         };
@@ -109,7 +115,7 @@ impl Soft {
         let n = self.qp.poll_recv(&mut self.got, max);
         if n > 0 {
             for wc in self.got.drain(..) {
-                assert_eq!((wc.status, wc.byte_len as usize), (WcStatus::Success, GRH_LEN + SIZE));
+                assert_eq!(wc.status, WcStatus::Success);
                 self.spare.push(wc.buf);
             }
             self.qp.post_recv(&mut self.spare).unwrap();
@@ -121,18 +127,18 @@ impl Soft {
 struct Bare {
     socket: UdpSocket,
     peer: Option<SocketAddr>,
-    buf: [u8; 2048],
+    buf: [u8; 8192],
 }
 
 impl Bare {
     fn open() -> Bare {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         socket.set_nonblocking(true).unwrap();
-        Bare { socket, peer: None, buf: [0; 2048] }
+        Bare { socket, peer: None, buf: [0; 8192] }
     }
 
-    fn post(&self, bytes: &[u8; SIZE]) {
-        self.socket.send_to(bytes, self.peer.unwrap()).unwrap();
+    fn post(&self, len: usize) {
+        self.socket.send_to(&self.buf[..len], self.peer.unwrap()).unwrap();
     }
 
     fn poll(&mut self) -> usize {
@@ -141,7 +147,7 @@ impl Bare {
 }
 
 trait Wire {
-    fn send(&mut self, count: usize);
+    fn send(&mut self, count: usize, len: usize);
     fn poll(&mut self, max: usize) -> usize;
 
     fn await_messages(&mut self, count: usize) {
@@ -159,9 +165,9 @@ trait Wire {
 }
 
 impl Wire for Soft {
-    fn send(&mut self, count: usize) {
-        for i in 0..count {
-            self.post(&(i as u64).to_le_bytes());
+    fn send(&mut self, count: usize, len: usize) {
+        for _ in 0..count {
+            self.post(len);
         }
         self.qp.ring();
     }
@@ -172,9 +178,9 @@ impl Wire for Soft {
 }
 
 impl Wire for Bare {
-    fn send(&mut self, count: usize) {
-        for i in 0..count {
-            self.post(&(i as u64).to_le_bytes());
+    fn send(&mut self, count: usize, len: usize) {
+        for _ in 0..count {
+            self.post(len);
         }
     }
 
@@ -183,34 +189,34 @@ impl Wire for Bare {
     }
 }
 
-fn ping(w: &mut impl Wire, count: usize) {
-    for _ in 0..count {
-        w.send(1);
+fn ping(w: &mut impl Wire, len: usize) {
+    for _ in 0..PINGS {
+        w.send(1, len);
         w.await_messages(1);
     }
 }
 
-fn pong(w: &mut impl Wire, count: usize) {
-    for _ in 0..count {
+fn pong(w: &mut impl Wire, len: usize) {
+    for _ in 0..PINGS {
         w.await_messages(1);
-        w.send(1);
+        w.send(1, len);
     }
 }
 
-fn stream(w: &mut impl Wire, batches: usize) {
-    for batch in 0..batches {
-        if batch >= WINDOW {
+fn stream(w: &mut impl Wire, len: usize) {
+    for sent in 0..BATCHES {
+        if sent >= WINDOW {
             w.await_messages(1);
         }
-        w.send(BATCH);
+        w.send(batch(len), len);
     }
-    w.await_messages(WINDOW.min(batches));
+    w.await_messages(WINDOW);
 }
 
-fn sink(w: &mut impl Wire, batches: usize) {
-    for _ in 0..batches {
-        w.await_messages(BATCH);
-        w.send(1);
+fn sink(w: &mut impl Wire, len: usize) {
+    for _ in 0..BATCHES {
+        w.await_messages(batch(len));
+        w.send(1, SIZES[0]);
     }
 }
 
@@ -228,20 +234,24 @@ fn child() {
     for line in std::io::stdin().lock().lines() {
         let line = line.unwrap();
         let (what, arg) = line.split_once(' ').unwrap();
-        let rounds = || arg.parse().unwrap();
+        let rounds = || arg.parse::<usize>().unwrap();
         match what {
             "soft" => soft.connect(arg),
             "bare" => bare.peer = Some(arg.parse().unwrap()),
             "pong" => {
-                for _ in 0..rounds() {
-                    pong(&mut bare, PINGS);
-                    pong(&mut soft, PINGS);
+                for len in SIZES {
+                    for _ in 0..rounds() {
+                        pong(&mut bare, len);
+                        pong(&mut soft, len);
+                    }
                 }
             }
             "sink" => {
-                for _ in 0..rounds() {
-                    sink(&mut bare, BATCHES);
-                    sink(&mut soft, BATCHES);
+                for len in SIZES {
+                    for _ in 0..rounds() {
+                        sink(&mut bare, len);
+                        sink(&mut soft, len);
+                    }
                 }
             }
             other => panic!("{other}"),
@@ -287,11 +297,11 @@ fn timed(f: impl FnOnce()) -> f64 {
 }
 
 /// Both ends in one thread: no scheduler, no wait, only the work.
-fn alone(bare: &mut Bare, soft: &mut Soft) -> (f64, f64) {
+fn alone(bare: &mut Bare, soft: &mut Soft, len: usize) -> (f64, f64) {
     let own = (soft.ah.take(), bare.peer.take());
     soft.connect(&soft.describe());
     bare.peer = bare.socket.local_addr().ok();
-    let result = (timed(|| ping(bare, PINGS)), timed(|| ping(soft, PINGS)));
+    let result = (timed(|| ping(bare, len)), timed(|| ping(soft, len)));
     (soft.ah, bare.peer) = own;
     result
 }
@@ -318,16 +328,21 @@ fn main() {
     peer.say(&format!("soft {}", soft.describe()));
     peer.say(&format!("bare {}", bare.socket.local_addr().unwrap()));
 
-    println!("{rounds} turns of {PINGS} round trips and of {} messages one way, {SIZE} bytes", BATCH * BATCHES);
+    println!("soft device / bare UDP socket, {rounds} turns of {PINGS} round trips or {BATCHES} batches one way");
     peer.say(&format!("pong {rounds}"));
-    let turns = (0..rounds).map(|_| (timed(|| ping(&mut bare, PINGS)), timed(|| ping(&mut soft, PINGS)))).collect();
-    report("round trip, soft / bare UDP", turns, |bare, soft| soft / bare);
+    for len in SIZES {
+        let turns = (0..rounds).map(|_| (timed(|| ping(&mut bare, len)), timed(|| ping(&mut soft, len)))).collect();
+        report(&format!("round trip of {len} bytes"), turns, |bare, soft| soft / bare);
+    }
     peer.say(&format!("sink {rounds}"));
-    let turns =
-        (0..rounds).map(|_| (timed(|| stream(&mut bare, BATCHES)), timed(|| stream(&mut soft, BATCHES)))).collect();
-    report("message rate, soft / bare UDP", turns, |bare, soft| bare / soft);
-    let turns = (0..rounds).map(|_| alone(&mut bare, &mut soft)).collect();
-    report("cost of a message to oneself, soft / bare UDP", turns, |bare, soft| soft / bare);
+    for len in SIZES {
+        let turns = (0..rounds).map(|_| (timed(|| stream(&mut bare, len)), timed(|| stream(&mut soft, len)))).collect();
+        report(&format!("messages of {len} bytes per second"), turns, |bare, soft| bare / soft);
+    }
+    for len in SIZES {
+        let turns = (0..rounds).map(|_| alone(&mut bare, &mut soft, len)).collect();
+        report(&format!("cost of {len} bytes to oneself"), turns, |bare, soft| soft / bare);
+    }
     println!("{} {:?}", soft.dev.stats(), soft.dev.wire_stats());
     drop(peer.to);
     peer.child.wait().unwrap();

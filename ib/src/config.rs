@@ -245,7 +245,7 @@ uct::config_table! {
         rx_max_batch: u32 = "RX_MAX_BATCH", "16", where |n| *n >= 1, "must be at least 1";
         /// How many received packets are taken from the device at once.
         rx_max_poll: u32 = "RX_MAX_POLL", "16", where |n| *n >= 1, "must be at least 1";
-        /// Always address peers globally (with a GRH), also within an InfiniBand subnet.
+        /// Always address peers globally, by a global routing header (GRH), also within an InfiniBand subnet.
         is_global: bool = "IS_GLOBAL", "n";
         /// Route between InfiniBand subnets by the forwarding identifier in the subnet prefix, where there is one.
         flid_route: bool = "FLID_ROUTE", "y";

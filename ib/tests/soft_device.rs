@@ -251,8 +251,14 @@ fn several_queue_pairs_share_a_socket_and_drop_for_want_of_receives() {
 fn a_message_longer_than_its_receive_is_dropped_and_the_queue_pair_lives() {
     let (mut a, mut b) = (Node::new("127.0.0.1", 1), Node::without_receives(&device("127.0.0.1"), 1));
     let ah = a.ah(&b);
-    let (arena, mut short) =
-        uct::mem::Arena::new(uct::mem::ArenaLayout { count: 2, len: GRH_LEN + 10, front: 0, align: 8, align_offset: 0 }).unwrap();
+    let (arena, mut short) = uct::mem::Arena::new(uct::mem::ArenaLayout {
+        count: 2,
+        len: GRH_LEN + 10,
+        front: 0,
+        align: 8,
+        align_offset: 0,
+    })
+    .unwrap();
     arena.set_lkey(b.dev.reg_mr(arena.block(), Access::LOCAL_WRITE).unwrap().lkey);
     b.qp.post_recv(&mut short).unwrap();
     a.post(&ah, b.qp.qpn(), QKEY, &[1; 11]);
@@ -439,6 +445,25 @@ fn filters_see_packets_in_both_directions() {
     a.qp.ring();
     let got: Vec<u8> = b.receive(5).iter().map(|wc| payload_of(wc)[0]).collect();
     assert_eq!(got, [1, 1, 3, 2, 5]);
+    for n in [&a, &b] {
+        assert_eq!(n.dev.stats().dropped(DropReason::Filtered), 1, "{:?}", n.dev);
+    }
+}
+
+#[test]
+fn held_packets_go_to_where_they_were_sent() {
+    let (mut a, mut b) = (Node::new("127.0.0.1", 1), Node::new("127.0.0.1", 16));
+    let mut c = Node::new("127.0.0.1", 16);
+    let (to_b, to_c) = (a.ah(&b), a.ah(&c));
+    a.dev.tx_filter().set(Some(Box::new(|_| FilterVerdict::Hold)));
+    a.post(&to_b, b.qp.qpn(), QKEY, b"b");
+    a.post(&to_c, c.qp.qpn(), QKEY, b"c");
+    a.qp.ring();
+    assert_eq!((a.dev.tx_filter().held(), a.dev.stats().tx_packets), (2, 0));
+    a.dev.tx_filter().set(None);
+    a.qp.ring();
+    assert_eq!(payload_of(&b.receive(1)[0]), b"b");
+    assert_eq!(payload_of(&c.receive(1)[0]), b"c");
 }
 
 #[test]

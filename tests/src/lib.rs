@@ -1,1 +1,32 @@
-//! Placeholder.
+//! Conformance suites, the simulator's world, and what they share.
+//!
+//! A test is a function generic over a [`Fabric`](fabric::Fabric); [`on_fabrics!`] makes one `#[test]` of it for the simulated device
+//! and one for the soft device. Start reading at [`world`].
+#![deny(missing_docs)]
+#![deny(unsafe_code)]
+
+pub mod fabric;
+pub mod world;
+
+/// Instantiates generic tests: for each `name` there must be `fn name<F: Fabric>(w: World<F>)` in scope.
+///
+/// ```text
+/// on_fabrics! { sim, soft; am_short_all_sizes, am_bcopy_all_sizes }
+/// ```
+#[macro_export]
+macro_rules! on_fabrics {
+    (sim, soft; $($name:ident),+ $(,)?) => {
+        $crate::on_fabrics! { sim; $($name),+ }
+        $crate::on_fabrics! { soft; $($name),+ }
+    };
+    (sim; $($name:ident),+ $(,)?) => {
+        mod sim {
+            $(#[test] fn $name() { super::$name($crate::world::World::<$crate::fabric::Sim>::new(stringify!($name))) })+
+        }
+    };
+    (soft; $($name:ident),+ $(,)?) => {
+        mod soft {
+            $(#[test] fn $name() { super::$name($crate::world::World::<$crate::fabric::Soft>::new(stringify!($name))) })+
+        }
+    };
+}

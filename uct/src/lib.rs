@@ -28,6 +28,7 @@ pub mod iface;
 pub mod log;
 pub mod md;
 pub mod mem;
+pub mod resource;
 pub mod time;
 pub mod worker;
 

@@ -115,7 +115,7 @@ impl<D: Device> AhCache<D> {
         }
     }
 
-    /// Tells the cache what has happened; see the table in the module documentation of events. For
+    /// Tells the cache what has happened; the [module's](super) table says what that does. For
     /// [`AsyncEvent::GidChange`] and [`AsyncEvent::PortActive`] it reads the port's GID table, which may sleep.
     pub fn handle_event(&self, event: &AsyncEvent) -> Invalidated {
         self.handle.shared.handle_event(event)

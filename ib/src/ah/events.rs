@@ -1,14 +1,5 @@
 //! What events do to entries: the mapping from [`AsyncEvent`] to a [`Grade`] and the entries it concerns.
-//!
-//! | event | entries | grade |
-//! |---|---|---|
-//! | neighbour changed | whose next hop it is | stale |
-//! | port active or down, SM change, client reregister | of the port | stale |
-//! | GID table changed (read again, also when a port becomes active) | whose local GID is gone or has moved | poisoned |
-//! | LID changed | of the port | poisoned |
-//! | device fatal | all | poisoned |
-//!
-//! An event also restarts the creations it concerns and forgets the failures it concerns.
+//! The module above has the table.
 
 use std::collections::BTreeMap;
 

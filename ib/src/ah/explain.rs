@@ -96,6 +96,7 @@ pub(super) fn quota(device: &str, attr: &AhAttr, quota: usize) -> Error {
     Error::new(ErrorKind::ExceedsLimit, text)
 }
 
+#[cfg(not(uct_loom))]
 /// The error of a creation that could not even be started.
 pub(super) fn no_thread(device: &str, attr: &AhAttr, errno: i32) -> Error {
     let text = format!("{device}:{}: {attr}: cannot start a helper thread for create_ah: see ulimit -u", attr.port);

@@ -12,7 +12,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use loom::thread;
+use ::loom::thread;
 use uct::{Clock, Time, time::ManualClock};
 
 use super::{testing::*, *};
@@ -87,6 +87,19 @@ fn get_hold_put(cache: &Cache, device: &FakeDevice, _: Time) {
     }
 }
 
+/// Where nothing but age and bounds ends entries: while it is held, the key leads to it.
+fn get_hold_put_share(cache: &Cache, device: &FakeDevice, _: Time) {
+    let a = get(cache, device, 1);
+    if let Some(a) = a {
+        let b = a.clone();
+        drop(a);
+        let again = get(cache, device, 1).unwrap();
+        assert!(again.is_same(&b), "a held entry was taken out of sharing");
+        drop(again);
+        assert!(device.is_live(b.ah().serial), "a held handle was destroyed");
+    }
+}
+
 fn get_put(cache: &Cache, device: &FakeDevice, _: Time) {
     if let Some(a) = get(cache, device, 1) {
         assert!(device.is_live(a.ah().serial), "a held handle was destroyed");
@@ -95,6 +108,11 @@ fn get_put(cache: &Cache, device: &FakeDevice, _: Time) {
 
 fn poll(cache: &Cache, _: &FakeDevice, now: Time) {
     cache.poll(now);
+}
+
+/// The timer's thread has read the clock later than those that get.
+fn late_poll(cache: &Cache, _: &FakeDevice, now: Time) {
+    cache.poll(now + TTL * 2);
 }
 
 fn close(cache: &Cache, _: &FakeDevice, now: Time) {
@@ -116,21 +134,30 @@ fn expired() -> Model {
 
 #[test]
 fn get_hold_put_and_expire() {
-    loom::model(|| expired().run([poll, get_hold_put, get_put]));
+    ::loom::model(|| expired().run([poll, get_hold_put_share, get_put]));
+}
+
+#[test]
+fn the_timer_takes_no_entry_that_is_being_revived() {
+    ::loom::model(|| {
+        let m = Model::new(config(AhTtl::Finite(TTL)));
+        drop(get(&m.cache, &m.device, 1));
+        m.run([late_poll, get_hold_put_share, get_put]);
+    });
 }
 
 #[test]
 fn the_idle_bound_takes_no_entry_that_is_being_got() {
-    loom::model(|| {
+    ::loom::model(|| {
         let m = Model::new(AhCacheConfig { idle_max: 0, ..config(AhTtl::Infinite) });
         drop(get(&m.cache, &m.device, 1));
-        m.run([poll, get_hold_put, get_put]);
+        m.run([poll, get_hold_put_share, get_put]);
     });
 }
 
 #[test]
 fn get_hold_put_and_invalidate() {
-    loom::model(|| {
+    ::loom::model(|| {
         let m = Model::new(config(AhTtl::Infinite));
         let held = get(&m.cache, &m.device, 1).unwrap();
         let old = held.generation();
@@ -154,7 +181,7 @@ fn get_hold_put_and_invalidate() {
 
 #[test]
 fn get_hold_put_and_close() {
-    loom::model(|| {
+    ::loom::model(|| {
         let m = Model::new(config(AhTtl::Infinite));
         drop(get(&m.cache, &m.device, 1));
         m.run([close, get_hold_put, get_put]);
@@ -163,17 +190,17 @@ fn get_hold_put_and_close() {
 
 #[test]
 fn private_handles_and_close() {
-    loom::model(|| Model::new(config(AhTtl::Bypass)).run([close, get_put, neighbour]));
+    ::loom::model(|| Model::new(config(AhTtl::Bypass)).run([close, get_put, neighbour]));
 }
 
 #[test]
 fn expire_invalidate_and_close() {
-    loom::model(|| expired().run([close, neighbour, get_put]));
+    ::loom::model(|| expired().run([close, neighbour, get_put]));
 }
 
 #[test]
 fn one_key_is_created_once_at_a_time() {
-    loom::model(|| {
+    ::loom::model(|| {
         let m = Model::new(config(AhTtl::Infinite));
         let device = Arc::clone(&m.device);
         m.run([get_put, get_put, get_put]);
@@ -183,7 +210,7 @@ fn one_key_is_created_once_at_a_time() {
 
 #[test]
 fn whoever_waits_is_woken() {
-    loom::model(|| {
+    ::loom::model(|| {
         let m = Rig::new(FakeDevice::new(true), config(AhTtl::Infinite));
         let cache = m.cache.clone();
         let other = thread::spawn(move || {

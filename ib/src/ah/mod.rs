@@ -20,6 +20,18 @@
 //! - A reference may be dropped anywhere: dropping takes no lock that is held for long and never calls the device.
 //! - Closing gives up the cache's own references; each handle dies with its last holder.
 //!
+//! What [`AhCache::handle_event`] does:
+//!
+//! | event | entries | grade |
+//! |---|---|---|
+//! | neighbour changed | whose next hop it is | stale |
+//! | port active or down, SM change, client reregister | of the port | stale |
+//! | GID table changed (read again, also when a port becomes active) | whose local GID is gone or has moved | poisoned |
+//! | LID changed | of the port | poisoned |
+//! | device fatal | all | poisoned |
+//!
+//! An event also restarts the creations it concerns and forgets the failures it concerns.
+//!
 //! One mutex guards all state. A hit holds it for some nanoseconds; no callback, no system call and no device call happens
 //! under it (the clock passed in is read under it, and must not call back).
 
@@ -40,6 +52,7 @@ mod loom;
 #[cfg(all(test, not(uct_loom)))]
 mod model;
 #[cfg(test)]
+#[cfg_attr(uct_loom, allow(dead_code))]
 mod testing;
 #[cfg(all(test, not(uct_loom)))]
 mod tests;

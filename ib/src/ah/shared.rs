@@ -66,6 +66,7 @@ impl Stray {
     }
 }
 
+#[cfg(not(uct_loom))]
 /// How many threads there are; see [`threads`](super::threads).
 #[derive(Default)]
 pub(super) struct ThreadCounts {
@@ -90,7 +91,7 @@ pub(super) struct State<D: Device> {
     /// Device calls that may still bring a handle into the world.
     creating: usize,
     next_sweep: Time,
-    #[cfg_attr(uct_loom, allow(dead_code))]
+    #[cfg(not(uct_loom))]
     pub(super) threads: ThreadCounts,
 }
 
@@ -172,6 +173,7 @@ impl<D: Device> Shared<D> {
                 closed: false,
                 creating: 0,
                 next_sweep: Time::ZERO,
+                #[cfg(not(uct_loom))]
                 threads: ThreadCounts::default(),
             }),
             queue_ready: Condvar::new(),

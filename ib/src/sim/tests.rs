@@ -55,7 +55,8 @@ impl Host {
 
     fn on(dev: Arc<SimDevice>) -> Host {
         let mut qp = dev.create_ud_qp(&INIT).unwrap();
-        let (arena, mut bufs) = Arena::new(ArenaLayout { count: 33, len: 256, front: 0, align: 64, align_offset: 0 }).unwrap();
+        let (arena, mut bufs) =
+            Arena::new(ArenaLayout { count: 33, len: 256, front: 0, align: 64, align_offset: 0 }).unwrap();
         let keys = dev.reg_mr(arena.block(), Access::LOCAL_WRITE).unwrap();
         arena.set_lkey(keys.lkey);
         let tx = bufs.pop().unwrap();

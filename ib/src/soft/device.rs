@@ -35,15 +35,34 @@ const GID_TABLE_LEN: usize = 8;
 /// Queue pairs of one device.
 const QP_MAX: usize = 1 << 16;
 
-/// An address handle: a copy of where the peer's socket is. Making one never blocks.
-#[derive(Debug)]
-pub struct SoftAh {
+/// Where a peer's socket is, and how packets for it look.
+#[derive(Copy, Clone, Debug)]
+pub(super) struct Dest {
     pub(super) to: SockAddr,
     pub(super) tos: u8,
     pub(super) flow: Flow,
-    pub(super) sgid: GidRef,
     pub(super) dgid: Gid,
     pub(super) udp_port: u16,
+}
+
+impl Dest {
+    /// The way from the socket at `local`; `None` if the GID is of the other family.
+    pub(super) fn new(local: SocketAddr, dgid: Gid, udp_port: u16, tos: u8) -> Option<Dest> {
+        let mut to = SocketAddr::new(dgid.to_ip(), udp_port);
+        if let (SocketAddr::V6(to), SocketAddr::V6(local)) = (&mut to, local)
+            && dgid.is_link_local()
+        {
+            to.set_scope_id(local.scope_id());
+        }
+        Some(Dest { to: to.into(), tos, flow: Flow::new(local, to)?, dgid, udp_port })
+    }
+}
+
+/// An address handle: a copy of where the peer's socket is. Making one never blocks.
+#[derive(Debug)]
+pub struct SoftAh {
+    pub(super) dest: Dest,
+    pub(super) sgid: GidRef,
 }
 
 /// How the device's wire went, beyond [`Stats`].
@@ -80,6 +99,7 @@ pub struct SoftDevice {
     gso_runs: AtomicU64,
     gro_merges: AtomicU64,
     send_errors: AtomicU64,
+    refused_ahs: AtomicU64,
     pcap: Option<Mutex<PcapWriter>>,
 }
 
@@ -143,6 +163,7 @@ impl SoftDevice {
             gso_runs: AtomicU64::new(0),
             gro_merges: AtomicU64::new(0),
             send_errors: AtomicU64::new(0),
+            refused_ahs: AtomicU64::new(0),
             pcap,
         }))
     }
@@ -332,18 +353,16 @@ impl Device for SoftDevice {
         let sgid = self.port.check_ah(attr)?.ok_or(EINVAL)?;
         let route = attr.grh.as_ref().ok_or(EINVAL)?;
         if let Some(why) = self.unreachable(route.dgid, attr.soft.host_id) {
-            warn!("{}: no address handle: {why}", self.name);
+            // A caller that tries again and again is told at the first, second, fourth, eighth... time.
+            let count = self.refused_ahs.fetch_add(1, Ordering::Relaxed) + 1;
+            if count.is_power_of_two() {
+                warn!("{}: no address handle: {why}", self.name);
+            }
             return Err(VerbsError::new("create_ah", libc::ENETUNREACH));
         }
         let udp_port = if attr.soft.udp_port == 0 { ROCE_PORT } else { attr.soft.udp_port };
-        let mut to = SocketAddr::new(route.dgid.to_ip(), udp_port);
-        if let (SocketAddr::V6(to), SocketAddr::V6(local)) = (&mut to, self.local)
-            && route.dgid.is_link_local()
-        {
-            to.set_scope_id(local.scope_id());
-        }
-        let flow = Flow::new(self.local, to).ok_or(EINVAL)?;
-        Ok(SoftAh { to: to.into(), tos: route.traffic_class, flow, sgid, dgid: route.dgid, udp_port })
+        let dest = Dest::new(self.local, route.dgid, udp_port, route.traffic_class).ok_or(EINVAL)?;
+        Ok(SoftAh { dest, sgid })
     }
 
     fn destroy_ah(&self, _ah: SoftAh) -> VerbsResult<()> {

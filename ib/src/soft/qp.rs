@@ -9,7 +9,7 @@ use tracing::warn;
 use uct::mem::Buf;
 
 use super::{
-    device::{SoftAh, SoftDevice},
+    device::{Dest, SoftAh, SoftDevice},
     epoll::Epoll,
     frame::Header,
     tx::{BATCH_MAX, TxStage},
@@ -19,7 +19,7 @@ use crate::{
         ArmFor, ArmResult, AsyncEvent, Device, QpCaps, QpInit, QpState, RecvWc, SendWc, SendWr, Sge, UdQp, VerbsError,
         VerbsResult, WcStatus,
     },
-    sw::{Admit, OwnedPacket, PacketMeta, PacketView, QpCore, SendEnv, SendLimits, SendQueue},
+    sw::{Admit, DropReason, OwnedPacket, PacketMeta, PacketView, QpCore, SendEnv, SendLimits, SendQueue},
     types::Qpn,
 };
 
@@ -67,7 +67,7 @@ impl SoftQp {
             return self.stage_filtered(wr);
         }
         if self.tx.is_full(len) {
-            self.ring();
+            self.tx.flush(&self.dev);
         }
         let header = Header {
             solicited: wr.solicited,
@@ -78,7 +78,7 @@ impl SoftQp {
             src_qpn: self.core.qpn(),
             imm: None,
         };
-        self.tx.push(wr.ah, &header, len, self.dev.uses_gso(), |out| gather(out, wr.sges));
+        self.tx.push(&wr.ah.dest, &header, len, self.dev.uses_gso(), |out| gather(out, wr.sges));
     }
 
     fn next_psn(&mut self) -> u32 {
@@ -89,40 +89,45 @@ impl SoftQp {
     #[cold]
     fn stage_filtered(&mut self, wr: &SendWr<'_, SoftAh>) {
         let payload: Vec<u8> = wr.sges.iter().flat_map(|s| s.bytes).copied().collect();
+        let dest = &wr.ah.dest;
         let meta = PacketMeta {
             src_gid: self.dev.gid(),
-            dst_gid: wr.ah.dgid,
+            dst_gid: dest.dgid,
             src_port: self.dev.local_addr().port(),
-            dst_port: wr.ah.udp_port,
+            dst_port: dest.udp_port,
             src_qpn: self.core.qpn(),
             dst_qpn: wr.remote_qpn,
             qkey: wr.remote_qkey,
             pkey: self.core.pkey(),
             solicited: wr.solicited,
-            route: 0,
+            route: u128::from(dest.tos),
         };
-        for p in self.dev.clone().tx_filter().run(&PacketView { meta: &meta, payload: &payload }) {
-            self.stage_owned(wr.ah, &p);
+        let passed = self.dev.tx_filter().run(&PacketView { meta: &meta, payload: &payload });
+        if passed.dropped {
+            self.dev.counters().drop_one(DropReason::Filtered);
         }
+        passed.packets.iter().for_each(|p| self.stage_owned(p));
     }
 
-    /// Stages a packet that a filter has seen. One that was held back goes to the address handle of the packet that set
-    /// it free: hold packets of one destination, or none.
-    fn stage_owned(&mut self, ah: &SoftAh, p: &OwnedPacket) {
-        if p.meta.dst_gid != ah.dgid || self.tx.is_full(p.payload.len()) {
-            self.ring();
+    /// Stages a packet that a filter has seen, now or long ago and of any queue pair of the device.
+    fn stage_owned(&mut self, p: &OwnedPacket) {
+        let m = &p.meta;
+        // It has had a destination before, so it has one now.
+        let Some(dest) = Dest::new(self.dev.local_addr(), m.dst_gid, m.dst_port, m.route as u8) else { return };
+        if self.tx.is_full(p.payload.len()) {
+            self.tx.flush(&self.dev);
         }
         let header = Header {
-            solicited: p.meta.solicited,
-            pkey: p.meta.pkey,
-            dest_qpn: p.meta.dst_qpn,
+            solicited: m.solicited,
+            pkey: m.pkey,
+            dest_qpn: m.dst_qpn,
             psn: self.next_psn(),
-            qkey: p.meta.qkey,
-            src_qpn: p.meta.src_qpn,
+            qkey: m.qkey,
+            src_qpn: m.src_qpn,
             imm: None,
         };
         let gso = self.dev.uses_gso();
-        self.tx.push(ah, &header, p.payload.len(), gso, |out| out.copy_from_slice(&p.payload));
+        self.tx.push(&dest, &header, p.payload.len(), gso, |out| out.copy_from_slice(&p.payload));
     }
 }
 
@@ -179,6 +184,9 @@ impl UdQp for SoftQp {
 
     #[inline]
     fn ring(&mut self) {
+        if self.dev.tx_filter().is_active() {
+            self.dev.tx_filter().drain().iter().for_each(|p| self.stage_owned(p));
+        }
         self.tx.flush(&self.dev);
     }
 

@@ -207,8 +207,12 @@ impl RxState {
                 solicited: header.solicited,
                 route: 0,
             };
-            for p in dev.rx_filter().run(&PacketView { meta: &meta, payload }) {
-                self.deliver_owned(dev, own, own_qpn, &p);
+            let passed = dev.rx_filter().run(&PacketView { meta: &meta, payload });
+            if passed.dropped {
+                dev.counters().drop_one(DropReason::Filtered);
+            }
+            for p in &passed.packets {
+                self.deliver_owned(dev, own, own_qpn, p);
             }
         } else if header.dest_qpn == own_qpn {
             // The guard counts its drops.

@@ -7,7 +7,7 @@
 use tracing::{trace, warn};
 
 use super::{
-    device::{SoftAh, SoftDevice},
+    device::{Dest, SoftDevice},
     frame::{HEADER_LEN, Header, frame_len, parse, seal, write_header},
     icrc::{Flow, Prefix},
     sockaddr::SockAddr,
@@ -84,7 +84,7 @@ impl TxStage {
     #[inline]
     pub(super) fn push(
         &mut self,
-        ah: &SoftAh,
+        dest: &Dest,
         header: &Header,
         payload_len: usize,
         gso: bool,
@@ -92,7 +92,7 @@ impl TxStage {
     ) {
         let len = frame_len(payload_len);
         let start = self.used;
-        let (prefix, id) = self.place(ah, len, gso);
+        let (prefix, id) = self.place(dest, len, gso);
         if let Some(run) = self.runs.last_mut() {
             run.payload_bytes += payload_len as u64;
         }
@@ -108,31 +108,31 @@ impl TxStage {
 
     /// Appends room for a frame to the last run or starts a new one. Answers the prefix for its ICRC and its ID.
     #[inline]
-    fn place(&mut self, ah: &SoftAh, len: usize, gso: bool) -> (Prefix, u16) {
+    fn place(&mut self, dest: &Dest, len: usize, gso: bool) -> (Prefix, u16) {
         if gso
             && let Some(run) = self.runs.last_mut()
             && run.open
             && len <= run.segment
             && run.end - run.start + len <= RUN_MAX
-            && run.to == ah.to
-            && run.tos == ah.tos
+            && run.to == dest.to
+            && run.tos == dest.tos
         {
             let id = run.count;
             run.count += 1;
             run.end += len;
             run.open = len == run.segment;
-            let prefix = if run.open { run.prefix } else { ah.flow.prefix(len) };
+            let prefix = if run.open { run.prefix } else { dest.flow.prefix(len) };
             return (prefix, id);
         }
         let prefix = match &self.last {
-            Some((flow, n, prefix)) if *n == len && *flow == ah.flow => *prefix,
-            _ => ah.flow.prefix(len),
+            Some((flow, n, prefix)) if *n == len && *flow == dest.flow => *prefix,
+            _ => dest.flow.prefix(len),
         };
-        self.last = Some((ah.flow, len, prefix));
+        self.last = Some((dest.flow, len, prefix));
         self.runs.push(Run {
-            to: ah.to,
-            tos: ah.tos,
-            flow: ah.flow,
+            to: dest.to,
+            tos: dest.tos,
+            flow: dest.flow,
             prefix,
             start: self.used,
             end: self.used + len,
@@ -270,7 +270,7 @@ mod tests {
     use super::*;
     use crate::{
         device::{AhAttr, Device, GlobalRoute, SoftAv},
-        soft::{SoftConfig, icrc::IdSolver, socket::Slot},
+        soft::{SoftAh, SoftConfig, icrc::IdSolver, socket::Slot},
         types::{Gid, Lid, PKey, QKey, Qpn},
     };
 
@@ -310,7 +310,7 @@ mod tests {
             imm: None,
         };
         assert!(!stage.is_full(len));
-        stage.push(ah, &header, len, true, |out| out.fill(len as u8));
+        stage.push(&ah.dest, &header, len, true, |out| out.fill(len as u8));
     }
 
     fn lengths(stage: &TxStage) -> Vec<(u16, usize)> {

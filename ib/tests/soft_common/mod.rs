@@ -46,7 +46,8 @@ impl Node {
     pub fn without_receives(dev: &Arc<SoftDevice>, recvs: usize) -> Node {
         let qp = dev.create_ud_qp(&init()).unwrap();
         let (arena, spare) =
-            Arena::new(ArenaLayout { count: recvs, len: RECV_LEN, front: 0, align: 64, align_offset: GRH_LEN }).unwrap();
+            Arena::new(ArenaLayout { count: recvs, len: RECV_LEN, front: 0, align: 64, align_offset: GRH_LEN })
+                .unwrap();
         arena.set_lkey(dev.reg_mr(arena.block(), Access::LOCAL_WRITE).unwrap().lkey);
         Node { dev: dev.clone(), qp, spare, serial: 0, arena }
     }

@@ -188,7 +188,7 @@ pub(super) fn renamed(name: &str) -> Option<&'static str> {
 }
 
 /// True the first time it is asked about a variable in this process: each is complained about once.
-pub(super) fn first_time(name: &str) -> bool {
+pub(crate) fn first_time(name: &str) -> bool {
     static SEEN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     SEEN.lock().insert(name.to_string())
 }

@@ -150,6 +150,12 @@ impl DeviceFilter {
         named != self.list.negated
     }
 
+    /// False if no port of the device may be used, however many it has.
+    pub fn may_allow(&self, device: &str) -> bool {
+        let named = self.names.iter().any(|(d, p)| d == device && (p.is_none() || !self.list.negated));
+        self.list.is_all() || named != self.list.negated
+    }
+
     /// Elements that name none of the `available` (device, port) pairs, as messages for the user.
     pub fn unmatched(&self, available: &[(String, u8)]) -> Vec<String> {
         let missing = self

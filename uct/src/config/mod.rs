@@ -25,6 +25,7 @@ mod value;
 
 pub use catalog::{Catalog, Listed, Section, Setting, Unknown};
 pub use env::{Env, Origin};
+pub(crate) use known::first_time;
 pub use list::{AllowList, DeviceFilter, RangeList, TransportFilter};
 pub use process::{LogLevel, ProcessConfig};
 pub use table::{Field, Scope, Table};

@@ -9,20 +9,22 @@ pub struct Field {
     pub default: &'static str,
     doc: &'static str,
     forms: &'static str,
+    limit: &'static str,
     canonical: fn(&str) -> Result<String, String>,
 }
 
 impl Field {
-    /// A field. `canonical` parses and checks a text and prints the value again. Written by
-    /// [`config_table!`](crate::config_table).
+    /// A field. `limit` says which parsed values are refused, or nothing; `canonical` parses and checks a text and prints
+    /// the value again. Written by [`config_table!`](crate::config_table).
     pub const fn new(
         name: &'static str,
         default: &'static str,
         doc: &'static str,
         forms: &'static str,
+        limit: &'static str,
         canonical: fn(&str) -> Result<String, String>,
     ) -> Self {
-        Field { name, default, doc: doc.trim_ascii(), forms, canonical }
+        Field { name, default, doc: doc.trim_ascii(), forms, limit, canonical }
     }
 
     /// What it does, in plain sentences.
@@ -33,6 +35,11 @@ impl Field {
     /// The accepted form, such as "a whole number, or inf".
     pub const fn forms(&self) -> &'static str {
         self.forms
+    }
+
+    /// The range of values, such as "must be at least 2". Empty if whatever parses is accepted.
+    pub const fn limit(&self) -> &'static str {
+        self.limit
     }
 
     /// `text` in the form in which values of this field are printed.
@@ -128,6 +135,7 @@ macro_rules! config_table {
                         $default,
                         concat!($($doc),+),
                         <$ty as $crate::config::Value>::FORMS,
+                        concat!("" $(, $message)?),
                         |text| Ok($crate::config::Value::print(&$name::$field(text)?)),
                     ),
                 )+],

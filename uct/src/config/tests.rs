@@ -1,5 +1,6 @@
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use proptest::prelude::*;
 
 use super::{known::edit_distance, *};
@@ -236,6 +237,11 @@ fn devices_are_chosen_with_or_without_port() {
     assert!(filter("soft[0-3]:2").allows("soft1", 2) && !filter("soft[0-3]:2").allows("soft1", 1));
     assert!(!filter("^soft0").allows("soft0", 1) && filter("^soft0").allows("soft1", 1));
     assert!(filter("all").allows("anything", 7));
+    for (text, may) in
+        [("all", true), ("a", true), ("a:2", true), ("b", false), ("^a", false), ("^a:2", true), ("^b", true)]
+    {
+        assert_eq!(filter(text).may_allow("a"), may, "{text}");
+    }
     let available = [("soft0".to_string(), 1), ("mlx5_0".to_string(), 1), ("mlx5_0".to_string(), 2)];
     assert_eq!(
         filter("soft9,soft0").unmatched(&available),
@@ -293,6 +299,41 @@ fn misspelt_variables_are_found_with_the_nearest_name() {
         unknown("UCX_COUNT").unwrap(),
         "unknown UCX_COUNT, did you mean UCX_IB_COUNT or UCX_UD_COUNT or UCX_UD_VERBS_COUNT?"
     );
+}
+
+/// A log that tests can read.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_misspelt_variable_is_complained_about_once() {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber =
+        tracing_subscriber::fmt().with_ansi(false).without_time().with_writer(move || writer.clone()).finish();
+    tracing::subscriber::with_default(subscriber, || {
+        // Names of no other test: what was complained about is remembered for the process.
+        let env = Env::from_pairs([("UCX_UD_WAIIT", "1s"), ("UCX_IB_MLX5_DV", "y")]);
+        catalog().warn_unknown(&env.clone().with("UCX_WARN_UNUSED_ENV_VARS", "n"));
+        assert!(log.0.lock().is_empty());
+        catalog().warn_unknown(&env);
+        catalog().warn_unknown(&env);
+    });
+    let text = String::from_utf8(log.0.lock().clone()).unwrap();
+    assert_eq!(text.lines().count(), 1, "{text}");
+    assert!(text.contains("WARN"), "{text}");
+    assert!(text.contains("unknown UCX_UD_WAIIT, did you mean UCX_UD_WAIT?"), "{text}");
 }
 
 #[test]

@@ -1,0 +1,215 @@
+//! What the handles of an interface share: [`Core`], its locked [`State`], and the part of it that ends with the
+//! interface, [`Live`].
+//!
+//! Lock order: the state's mutex, then (inside the address-handle cache) its own. No user code, no system call that may
+//! sleep, happens under either.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+    },
+    thread::ThreadId,
+};
+
+use hashbrown::HashMap;
+use ib::{
+    addr::DeviceAddr,
+    ah::{AhWaker, PendingAh},
+    config::IfaceConfig,
+    device::{AhAttr, Device, RecvWc},
+    gid::LocalPort,
+    md::Md,
+    types::Gid,
+};
+use parking_lot::Mutex;
+use uct::{
+    Clock, Error, ErrorKind, IfaceAttr, Scope, Time,
+    am::{DescPool, HandlerTable},
+    ep::ErrorHandler,
+    mem::Buf,
+    worker::WorkerShared,
+};
+
+use crate::{
+    config::UdConfig,
+    deliver::{Delivery, Later, Ready},
+    ep::EpShared,
+    op::Op,
+    pending::PendingQueues,
+    pools::{Pool, Returns},
+    proto::{Engine, EpId},
+    tx::{Link, Tx},
+};
+
+/// The engine with our types in it.
+pub(crate) type UdEngine<D> = Engine<Op, AhAttr, Link<D>, Buf>;
+
+/// What all handles of one interface share.
+pub(crate) struct Core<D: Device> {
+    pub(crate) me: Weak<Core<D>>,
+    pub(crate) md: Arc<Md<D>>,
+    pub(crate) worker: Arc<WorkerShared>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) attr: IfaceAttr,
+    pub(crate) port: LocalPort,
+    pub(crate) device_addr: DeviceAddr,
+    pub(crate) config: UdConfig,
+    pub(crate) iface_config: IfaceConfig,
+    pub(crate) limits: Limits,
+    pub(crate) handlers: HandlerTable,
+    pub(crate) error_handler: Option<ErrorHandler>,
+    pub(crate) rx_headroom: usize,
+    pub(crate) returns: Arc<Returns>,
+    pub(crate) desc_pool: Arc<dyn DescPool>,
+    pub(crate) state: Mutex<State<D>>,
+    /// Set by the address-handle cache when a resolution that was pending is over.
+    pub(crate) resolutions: Arc<AtomicBool>,
+    pub(crate) waker: AhWaker,
+    /// One bit per id: "no handler" was warned about.
+    pub(crate) warned_ids: AtomicU32,
+    pub(crate) no_handler: AtomicU64,
+    pub(crate) closed: AtomicBool,
+}
+
+/// The limits that the data calls check, as plain numbers.
+#[derive(Copy, Clone, Debug)]
+pub(crate) struct Limits {
+    pub(crate) short: usize,
+    pub(crate) bcopy: usize,
+    pub(crate) zcopy: usize,
+    pub(crate) hdr: usize,
+    pub(crate) iov: usize,
+}
+
+/// What the lock protects.
+pub(crate) struct State<D: Device> {
+    /// `None` once the interface is closed.
+    pub(crate) live: Option<Live<D>>,
+    /// The right to deliver; `None` while somebody delivers.
+    pub(crate) delivery: Option<Box<Delivery>>,
+    /// Who delivers.
+    pub(crate) delivering_on: Option<ThreadId>,
+}
+
+/// What ends with the interface.
+pub(crate) struct Live<D: Device> {
+    pub(crate) now: Time,
+    pub(crate) engine: UdEngine<D>,
+    pub(crate) qp: D::UdQp,
+    pub(crate) tx: Tx<D>,
+    pub(crate) small: Pool,
+    pub(crate) large: Pool,
+    pub(crate) rx: Pool,
+    /// Receives in the queue pair.
+    pub(crate) rx_posted: usize,
+    /// How many there should be.
+    pub(crate) rx_target: usize,
+    pub(crate) eps: HashMap<EpId, EpRecord<D>>,
+    pub(crate) pending: PendingQueues,
+    /// Endpoints whose address handle is being made.
+    pub(crate) resolving: Vec<Resolving<D>>,
+    /// Flushes of the whole interface that also wait for destroyed endpoints.
+    pub(crate) flushes: Vec<(uct::completion::CompletionToken, Vec<EpId>)>,
+    pub(crate) gids: Vec<Gid>,
+    /// The domain's event count at the last look.
+    pub(crate) events_seen: u64,
+    pub(crate) failed: Option<Error>,
+    /// A receive completed with an error: look at the state of the queue pair.
+    pub(crate) rx_failed: bool,
+    pub(crate) wcs: Vec<RecvWc>,
+    pub(crate) post_scratch: Vec<Buf>,
+    /// Messages that wait for the user's thread.
+    pub(crate) ready: VecDeque<Ready>,
+    /// Everything else that waits for it.
+    pub(crate) later: Vec<Later>,
+    pub(crate) counters: Counters,
+    pub(crate) idle_rounds: u32,
+}
+
+/// Counters of the glue; the engine and the device have their own.
+#[derive(Copy, Clone, Default, Debug)]
+pub(crate) struct Counters {
+    pub(crate) rx_short: u64,
+    pub(crate) rx_dgid: u64,
+    pub(crate) rx_bad_creq: u64,
+    pub(crate) rx_queue_full: u64,
+    pub(crate) rx_errors: u64,
+    pub(crate) qp_resets: u64,
+    pub(crate) re_resolved: u64,
+}
+
+/// A resolution under way.
+pub(crate) struct Resolving<D: Device> {
+    pub(crate) ep: EpId,
+    pub(crate) pending: PendingAh<D>,
+}
+
+/// What the interface knows of an endpoint that the user has a handle of.
+pub(crate) struct EpRecord<D: Device> {
+    pub(crate) user_data: u64,
+    pub(crate) shared: Weak<EpShared<D>>,
+    /// Why calls are refused.
+    pub(crate) failed: Option<Error>,
+    /// What the last resolution failed with, to explain a failure of the endpoint.
+    pub(crate) resolve_error: Option<Error>,
+}
+
+impl<D: Device> State<D> {
+    pub(crate) fn live(&mut self, core: &Core<D>) -> Result<&mut Live<D>, Error> {
+        match &mut self.live {
+            Some(l) => Ok(l),
+            None => Err(core.closed_error()),
+        }
+    }
+}
+
+impl<D: Device> Core<D> {
+    /// `ud_verbs/soft0:1`.
+    pub(crate) fn name(&self) -> String {
+        format!("{}/{}", self.attr.transport, self.attr.device)
+    }
+
+    pub(crate) fn closed_error(&self) -> Error {
+        Error::new(ErrorKind::Closed, format!("{}: the interface is closed", self.name())).scoped(Scope::Interface)
+    }
+
+    /// Counts a message nobody wants; warns once per id.
+    pub(crate) fn no_handler(&self, am_id: u8, len: u32) {
+        self.no_handler.fetch_add(1, Ordering::Relaxed);
+        let bit = 1u32 << (am_id & 31);
+        if self.warned_ids.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+            tracing::warn!(
+                "{}: dropped a message of {len} bytes: no handler for active message id {am_id} (install it before the \
+                 peers send; warned once)",
+                self.name()
+            );
+        }
+    }
+
+    /// Ends a delivery: buffers go home, the right to deliver goes back.
+    pub(crate) fn end_delivery(&self, mut d: Box<Delivery>) {
+        let mut st = self.state.lock();
+        st.delivering_on = None;
+        match &mut st.live {
+            Some(live) => {
+                live.rx.free_mut().append(&mut d.used);
+                // Left over only if a handler panicked: the messages keep their place before newer ones.
+                for r in d.batch.drain(..).rev() {
+                    live.ready.push_front(r);
+                }
+                st.delivery = Some(d);
+            }
+            None => {
+                drop(st);
+                drop(d);
+            }
+        }
+    }
+
+    /// True on the thread that is inside a callback of this interface.
+    pub(crate) fn in_callback(&self, st: &State<D>) -> bool {
+        st.delivering_on == Some(std::thread::current().id())
+    }
+}

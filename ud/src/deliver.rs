@@ -1,0 +1,168 @@
+//! Handing things to the user: messages to handlers, results to completions, failures to the error handler.
+//!
+//! All of it happens with no lock held. The right to do it is a [`Delivery`], of which an interface has exactly one:
+//! whoever takes it out of the state delivers, and puts it back. While it is out, `progress` calls (from inside a
+//! handler, say) move the network only, and what they receive waits its turn. That keeps the order of messages.
+
+use std::{collections::VecDeque, sync::Arc, thread::ThreadId};
+
+use ib::device::{Device, GRH_LEN};
+use uct::{
+    AmId, AmMessage, MemSlice,
+    am::{AmPlace, HandlerEntry, HandlerKind},
+    completion::CompletionToken,
+    ep::{EpFailure, FailureAction, PendingFn},
+    error::ErrorKind,
+    mem::Buf,
+};
+
+use crate::{core::Core, op::NETH_LEN, proto::EpId};
+
+/// A message that waits for its handler.
+pub(crate) struct Ready {
+    pub(crate) buf: Buf,
+    /// Payload bytes.
+    pub(crate) len: u32,
+    pub(crate) am_id: u8,
+    pub(crate) ep: EpId,
+}
+
+/// Something of the user's that must wait until no lock is held.
+pub(crate) enum Later {
+    /// Settle an operation of this endpoint.
+    Complete(EpId, CompletionToken, Result<(), ErrorKind>),
+    /// Settle something that belongs to no endpoint.
+    Settle(CompletionToken, Result<(), ErrorKind>),
+    /// Report a failed endpoint.
+    Failure(EpId, EpFailure),
+    /// Let go of regions.
+    Regions(#[allow(dead_code)] Box<[MemSlice]>),
+    /// Let go of requests.
+    Pending(#[allow(dead_code)] VecDeque<PendingFn>),
+}
+
+impl Later {
+    /// True for what must not fire after the endpoint was destroyed.
+    pub(crate) fn belongs_to(&self, id: EpId) -> bool {
+        matches!(self, Later::Complete(ep, ..) | Later::Failure(ep, _) if *ep == id)
+    }
+
+    /// Does it. `failed_peer` learns which endpoint's peer the error handler wants to fail as a whole.
+    pub(crate) fn run<D: Device>(self, core: &Core<D>, failed_peer: &mut Vec<EpId>) {
+        match self {
+            Later::Complete(_, token, result) => token.settle(result),
+            Later::Settle(token, result) => token.settle(result),
+            Later::Failure(ep, failure) => match &core.error_handler {
+                Some(h) => {
+                    if h(&failure) == FailureAction::WholePeer {
+                        failed_peer.push(ep);
+                    }
+                }
+                None => tracing::warn!("{}", failure.error),
+            },
+            Later::Regions(_) | Later::Pending(_) => {}
+        }
+    }
+}
+
+/// The right to deliver, and its working memory.
+pub(crate) struct Delivery {
+    pub(crate) batch: VecDeque<Ready>,
+    pub(crate) later: Vec<Later>,
+    /// Buffers that were not kept.
+    pub(crate) used: Vec<Buf>,
+    handlers: Arc<[HandlerEntry; AmId::COUNT]>,
+    generation: u64,
+}
+
+impl Delivery {
+    pub(crate) fn new<D: Device>(core: &Core<D>) -> Box<Self> {
+        Box::new(Delivery {
+            batch: VecDeque::new(),
+            later: Vec::new(),
+            used: Vec::new(),
+            generation: core.handlers.generation(),
+            handlers: core.handlers.snapshot(),
+        })
+    }
+
+    fn refresh<D: Device>(&mut self, core: &Core<D>) {
+        let generation = core.handlers.generation();
+        if generation != self.generation {
+            self.generation = generation;
+            self.handlers = core.handlers.snapshot();
+        }
+    }
+}
+
+/// A [`Delivery`] that is out. Dropping it, also by a panic of a handler, puts it back.
+pub(crate) struct Delivering<'a, D: Device> {
+    core: &'a Core<D>,
+    delivery: Option<Box<Delivery>>,
+}
+
+impl<'a, D: Device> Delivering<'a, D> {
+    /// Called with the state's lock held, right before it is released.
+    pub(crate) fn start(core: &'a Core<D>, delivery: Box<Delivery>, on: &mut Option<ThreadId>) -> Self {
+        *on = Some(std::thread::current().id());
+        Delivering { core, delivery: Some(delivery) }
+    }
+
+    /// Calls handlers for the batch. Returns how many messages there were.
+    pub(crate) fn messages(&mut self) -> usize {
+        let Some(d) = self.delivery.as_deref_mut() else { return 0 };
+        let mut n = 0;
+        while let Some(Ready { buf, len, am_id, ep }) = d.batch.pop_front() {
+            n += 1;
+            d.refresh(self.core);
+            let mut slot = Some(buf);
+            // If the handler replaces the table it is called from, this reference keeps the old one alive.
+            match &d.handlers[am_id as usize & (AmId::COUNT - 1)] {
+                Some((handler, _)) => {
+                    let front = slot.as_ref().map_or(0, Buf::front_len);
+                    let place = AmPlace {
+                        offset: front + GRH_LEN + NETH_LEN,
+                        len: len as usize,
+                        headroom: self.core.rx_headroom,
+                    };
+                    let msg = AmMessage::new(&mut slot, &self.core.desc_pool, place, u64::from(ep.wire_id()));
+                    handler(msg);
+                }
+                None => self.core.no_handler(am_id, len),
+            }
+            if let Some(buf) = slot {
+                d.used.push(buf);
+            }
+        }
+        n
+    }
+
+    /// Settles, reports and drops what waited. Returns how many things there were.
+    pub(crate) fn later(&mut self) -> usize {
+        let Some(d) = &mut self.delivery else { return 0 };
+        let mut failed_peer = Vec::new();
+        let mut n = 0;
+        // Callbacks put new work into the state, not in here, so this ends.
+        for l in d.later.drain(..) {
+            n += 1;
+            l.run(self.core, &mut failed_peer);
+        }
+        for ep in failed_peer {
+            self.core.fail_peer_of(ep);
+        }
+        n
+    }
+}
+
+impl<D: Device> Drop for Delivering<'_, D> {
+    fn drop(&mut self) {
+        if let Some(d) = self.delivery.take() {
+            self.core.end_delivery(d);
+        }
+    }
+}
+
+/// True if this message's handler may run on the progress thread.
+pub(crate) fn is_async(table: &[HandlerEntry; AmId::COUNT], am_id: u8) -> bool {
+    matches!(&table[am_id as usize & (AmId::COUNT - 1)], Some((_, HandlerKind::Async)))
+}

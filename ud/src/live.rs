@@ -1,0 +1,752 @@
+//! [`Live`]: what happens under the lock. Receiving, timers, control packets and resends, and the engine's events turned
+//! into work for later. Nothing here calls user code.
+
+use std::time::Duration;
+
+use ib::{
+    addr::{DeviceAddr, Trailer},
+    ah::{AhRef, GetOptions, Origin, TryGet},
+    device::{AhAttr, Device, GRH_LEN, RecvWc, UdQp, WcStatus},
+    types::{Gid, Qpn},
+};
+use uct::{
+    Error, ErrorKind, MemSlice, Scope, SendError, SendResult, completion::CompletionToken, ep::EpFailure, mem::Buf,
+};
+
+use crate::{
+    core::{Core, Live, Resolving},
+    deliver::{Later, Ready},
+    op::{NETH_LEN, Op, SgeList},
+    pools::SMALL_LEN,
+    proto::{
+        Begun, CreqInfo, EpId, Event, ExtCaps, FailDetail, Features, Outstanding, PeerCaps, Refused, RxMeta, RxVerdict,
+        TransmitKind,
+    },
+    tx::{Link, PostFlags, Retired},
+};
+
+/// Who polls.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Who {
+    /// The user's thread.
+    User,
+    /// The progress thread.
+    Thread,
+}
+
+/// Messages that may wait for the user's thread. Beyond this they are dropped without acknowledgement, so that the peer
+/// keeps them.
+const READY_MAX: usize = 4096;
+
+/// Idle rounds between two looks for events of the device.
+const EVENT_POLL_EVERY: u32 = 32;
+
+/// Control packets and resends sent in one round at most.
+const TRANSMIT_MAX: usize = 256;
+
+impl<D: Device> Live<D> {
+    /// One round of the network: receives, send completions, timers, events, transmissions. Returns the number of
+    /// completions handled.
+    pub(crate) fn network(&mut self, core: &Core<D>, who: Who) -> usize {
+        self.now = core.clock.now();
+        self.tx.start_round();
+        let budget = match who {
+            Who::User => core.iface_config.rx_max_poll,
+            Who::Thread => core.config.rx_async_max_poll,
+        } as usize;
+        let mut events = self.qp.poll_recv(&mut self.wcs, budget);
+        if events > 0 {
+            let mut wcs = std::mem::take(&mut self.wcs);
+            for wc in wcs.drain(..) {
+                self.rx_posted = self.rx_posted.saturating_sub(1);
+                self.receive(core, wc);
+            }
+            self.wcs = wcs;
+        }
+        if events == 0 || self.tx.is_low() || self.rx_failed {
+            events += self.poll_sends(core);
+        }
+        if events == 0 {
+            // Events of the device are rare, so looking for them is for idle rounds.
+            self.idle_rounds = self.idle_rounds.wrapping_add(1);
+            if self.idle_rounds.is_multiple_of(EVENT_POLL_EVERY) || who == Who::Thread {
+                core.md.poll_events();
+            }
+        }
+        self.refill(core);
+        self.pump(core);
+        self.tx.ring(&mut self.qp);
+        events
+    }
+
+    /// Timers, resolutions, events and transmissions: everything but the completion queues.
+    pub(crate) fn pump(&mut self, core: &Core<D>) {
+        if self.engine.poll_timeout().is_some_and(|t| t <= self.now) {
+            self.engine.handle_timeout(self.now);
+        }
+        if core.resolutions.swap(false, std::sync::atomic::Ordering::AcqRel) {
+            self.finish_resolutions();
+        }
+        let seen = core.md.event_count();
+        if seen != self.events_seen {
+            self.events_seen = seen;
+            self.refresh_links(core);
+        }
+        self.events(core);
+        if self.transmit(core) > 0 {
+            // What was sent may have settled something (a last resend that left the queue at once).
+            self.events(core);
+        }
+        while let Some(r) = self.tx.next_released() {
+            self.recycle(r);
+        }
+        self.finish_flushes();
+    }
+
+    // --- receiving
+
+    fn receive(&mut self, core: &Core<D>, wc: RecvWc) {
+        let RecvWc { buf, byte_len, src_qpn, grh, status, .. } = wc;
+        if status != WcStatus::Success {
+            tracing::debug!("{}: a receive completed with {status:?}", core.attr.device);
+            self.counters.rx_errors += 1;
+            self.rx_failed = true;
+            self.rx.put(buf);
+            return;
+        }
+        let Some(len) =
+            (byte_len as usize).checked_sub(GRH_LEN).filter(|&n| n >= NETH_LEN && byte_len as usize <= buf.len())
+        else {
+            self.counters.rx_short += 1;
+            self.rx.put(buf);
+            return;
+        };
+        if grh && core.config.eth_dgid_check && !self.is_for_us(&buf) {
+            self.counters.rx_dgid += 1;
+            self.rx.put(buf);
+            return;
+        }
+        let meta = RxMeta { src_qpn: src_qpn.get(), can_deliver: self.ready.len() < READY_MAX };
+        let packet = &buf[GRH_LEN..GRH_LEN + len];
+        let payload = (len - NETH_LEN) as u32;
+        match self.engine.handle_packet(self.now, &meta, packet) {
+            RxVerdict::Deliver { ep, am_id } => {
+                self.ready.push_back(Ready { buf, len: payload, am_id, ep });
+                while self.ready.len() < READY_MAX
+                    && let Some((ep, am_id, held)) = self.engine.poll_held()
+                {
+                    // The length travels in front of the buffer's GRH area, see `hold`.
+                    let len = held_len(&held);
+                    self.ready.push_back(Ready { buf: held, len, am_id, ep });
+                }
+            }
+            RxVerdict::Hold { ep, psn, am_id } => {
+                let mut buf = buf;
+                set_held_len(&mut buf, payload);
+                self.engine.hold(ep, psn, am_id, buf);
+            }
+            RxVerdict::Creq(info) => {
+                self.creq(core, packet, info);
+                self.rx.put(buf);
+            }
+            RxVerdict::Control => self.rx.put(buf),
+            RxVerdict::Drop(reason) => {
+                if meta.can_deliver {
+                    tracing::trace!("{}: dropped a packet from qp {src_qpn}: {reason:?}", core.attr.device);
+                } else {
+                    self.counters.rx_queue_full += 1;
+                }
+                self.rx.put(buf);
+            }
+        }
+    }
+
+    /// The destination in the GRH area is an address of ours. Foreign packets arrive by flooding and multicast.
+    fn is_for_us(&self, buf: &[u8]) -> bool {
+        let dgid = if buf[0] >> 4 == 6 {
+            Gid(std::array::from_fn(|i| buf[24 + i]))
+        } else {
+            let mut g = [0u8; 16];
+            g[10] = 0xff;
+            g[11] = 0xff;
+            g[12..].copy_from_slice(&buf[36..40]);
+            Gid(g)
+        };
+        self.gids.contains(&dgid)
+    }
+
+    fn creq(&mut self, core: &Core<D>, packet: &[u8], info: CreqInfo) {
+        let parsed = DeviceAddr::parse(packet.get(info.dev_addr.clone()).unwrap_or(&[]));
+        let addr = match parsed {
+            Ok((addr, _)) => addr,
+            Err(e) => {
+                self.counters.rx_bad_creq += 1;
+                tracing::debug!("{}: connection request with a bad address: {e}", core.attr.device);
+                return;
+            }
+        };
+        match ib::addr::ah_attr(&core.port, &addr, info.path_index) {
+            Ok(attr) => {
+                let outcome = self.engine.handle_creq(self.now, info, attr, peer_caps(&addr));
+                tracing::debug!("{}: connection request from {attr}: {outcome:?}", core.attr.device);
+            }
+            Err(e) => {
+                self.counters.rx_bad_creq += 1;
+                tracing::debug!("{}: connection request that cannot be answered: {e}", core.attr.device);
+            }
+        }
+    }
+
+    /// Posts receives until the queue has what it should have.
+    pub(crate) fn refill(&mut self, core: &Core<D>) {
+        core.returns.drain_into(self.rx.free_mut());
+        let missing = self.rx_target.saturating_sub(self.rx_posted);
+        let batch = (core.iface_config.rx_max_batch as usize).min(self.rx_target / 4).max(1);
+        if missing < batch && self.rx_posted > 0 {
+            return;
+        }
+        if self.rx.free_count() < missing
+            && let Err(e) = self.rx.grow_by(&core.md, missing - self.rx.free_count())
+        {
+            tracing::debug!("{}: no more receive buffers: {e}", core.attr.device);
+        }
+        let mut take: Vec<Buf> = Vec::new();
+        std::mem::swap(&mut take, &mut self.post_scratch);
+        let n = missing.min(self.rx.free_count());
+        let from = self.rx.free_count() - n;
+        take.extend(self.rx.free_mut().drain(from..));
+        for b in &mut take {
+            // Devices leave the first bytes undefined for IPv4; without this a stale header could be taken for IPv6.
+            b[0] = 0xff;
+        }
+        let before = take.len();
+        let posted = self.qp.post_recv(&mut take);
+        self.rx_posted += before - take.len();
+        self.rx.free_mut().append(&mut take);
+        self.post_scratch = take;
+        if let Err(e) = posted {
+            self.fail(core, format!("posting receives failed: {e}"), e.errno);
+        }
+    }
+
+    // --- sending
+
+    /// Polls send completions and tells the engine; a queue pair that fell into ERROR is set up again.
+    pub(crate) fn poll_sends(&mut self, core: &Core<D>) -> usize {
+        self.rx_failed = false;
+        let polled = self.tx.poll(&mut self.qp, core.iface_config.tx_max_poll as usize);
+        if let Some(status) = polled.failed {
+            tracing::debug!("{}: a send completed with {status:?}", core.attr.device);
+        }
+        if polled.failed.is_some() || self.qp.state() == ib::device::QpState::Error {
+            self.recover(core);
+        }
+        if polled.events > 0 {
+            self.engine.handle_tx_done(self.tx.released());
+        }
+        polled.events
+    }
+
+    /// Takes the queue pair out of the ERROR state. Packets that were flushed count as lost: the protocol sends them
+    /// again, through fresh address handles where the old ones are poisoned.
+    fn recover(&mut self, core: &Core<D>) {
+        if self.qp.state() != ib::device::QpState::Error {
+            return;
+        }
+        loop {
+            let n = self.qp.poll_recv(&mut self.wcs, 64);
+            for wc in self.wcs.drain(..) {
+                self.rx_posted = self.rx_posted.saturating_sub(1);
+                self.rx.put(wc.buf);
+            }
+            if n == 0 {
+                break;
+            }
+        }
+        while self.tx.poll(&mut self.qp, 64).events > 0 {}
+        self.counters.qp_resets += 1;
+        match self.qp.reset() {
+            Ok(()) => {
+                tracing::warn!(
+                    "{}: queue pair {} fell into the ERROR state and was reset; has a local address been removed?",
+                    core.attr.device,
+                    self.qp.qpn()
+                );
+                self.tx.flushed();
+                self.engine.handle_tx_done(self.tx.released());
+                core.md.poll_events();
+                self.refresh_links(core);
+                self.refill(core);
+            }
+            Err(e) => self.fail(core, format!("queue pair {} cannot be reset: {e}", self.qp.qpn()), e.errno),
+        }
+    }
+
+    /// Declares the interface lost. Calls fail from now on.
+    pub(crate) fn fail(&mut self, core: &Core<D>, text: String, errno: i32) {
+        if self.failed.is_none() {
+            let error =
+                Error::new(ErrorKind::Io, format!("{}: {text}; close the interface and open it again", core.name()))
+                    .with_errno(errno)
+                    .scoped(Scope::Interface);
+            tracing::error!("{error}");
+            self.failed = Some(error);
+        }
+    }
+
+    /// Sends what the engine wants to send. Returns how many packets.
+    fn transmit(&mut self, core: &Core<D>) -> usize {
+        let mut sent = 0;
+        let mut poisoned: Option<EpId> = None;
+        let mut error = None;
+        while sent < TRANSMIT_MAX && self.tx.has_credit() && self.failed.is_none() {
+            let Some(t) = self.engine.poll_transmit(self.now, self.tx.next_serial()) else { break };
+            sent += 1;
+            tracing::trace!("{}: tx {}", core.attr.device, t.describe());
+            if t.link.ah.is_poisoned() {
+                // Not sent: to the engine a lost packet.
+                poisoned = Some(t.ep);
+                continue;
+            }
+            let flags = PostFlags { signaled: t.signaled || self.tx.wants_signal(), solicited: t.solicited };
+            // What does not fit inline is read by the device, from registered memory only.
+            let inline_len = self.tx.caps().inline_len as usize;
+            let mut header = None;
+            let bytes: &[u8] = match &t.kind {
+                TransmitKind::Control { bytes } => bytes,
+                TransmitKind::Resend { neth, .. } => neth,
+            };
+            let total = bytes.len() + if let TransmitKind::Resend { op, .. } = &t.kind { op_len(op) } else { 0 };
+            if total > inline_len {
+                match self.small.take(&core.md) {
+                    Ok(Some(mut b)) => {
+                        b[..bytes.len()].copy_from_slice(bytes);
+                        header = Some(b);
+                    }
+                    // No memory: to the engine a lost packet.
+                    Ok(None) | Err(_) => continue,
+                }
+            }
+            let mut sges = SgeList::new();
+            match &header {
+                Some(b) => sges.push(&b[..bytes.len()], b.lkey()),
+                None => sges.push(bytes, 0),
+            }
+            if let TransmitKind::Resend { op: Op::Packet { buf, len, iov, .. }, .. } = &t.kind {
+                sges.push(&buf[NETH_LEN..*len as usize], buf.lkey());
+                for s in iov.iter().flat_map(|v| v.iter()) {
+                    sges.push(s.bytes(), s.lkey());
+                }
+            }
+            let posted = self.tx.post(&mut self.qp, t.link, &sges, flags);
+            match (posted, header) {
+                (Ok(serial), Some(b)) => self.tx.retire(serial, Retired::Buf(b)),
+                (Ok(_), None) => {}
+                (Err(e), _) => {
+                    error = Some(e);
+                    break;
+                }
+            }
+        }
+        if let Some(e) = error {
+            self.fail(core, format!("posting a send failed: {e}"), e.errno);
+        }
+        if sent > 0 {
+            self.tx.ring(&mut self.qp);
+            self.engine.handle_tx_done(self.tx.released());
+        }
+        if let Some(ep) = poisoned {
+            self.re_resolve(core, ep);
+        }
+        sent
+    }
+
+    /// Posts a packet of the user's that the engine has begun, and commits it. `buf[..len]` is complete but for the NETH.
+    pub(crate) fn send(
+        &mut self,
+        core: &Core<D>,
+        begun: Begun,
+        (ep, mut buf, len): (EpId, Buf, usize),
+        iov: Option<Box<[MemSlice]>>,
+        comp: Option<&uct::Completion>,
+    ) -> SendResult<()> {
+        buf[..NETH_LEN].copy_from_slice(&begun.neth);
+        let Some(link) = self.engine.link(ep) else {
+            self.put_send_buf(buf);
+            return Err(SendError::NoResource);
+        };
+        if link.ah.is_poisoned() {
+            self.put_send_buf(buf);
+            self.re_resolve(core, ep);
+            return Err(SendError::NoResource);
+        }
+        let mut sges = SgeList::new();
+        sges.push(&buf[..len], buf.lkey());
+        for s in iov.iter().flat_map(|v| v.iter()) {
+            sges.push(s.bytes(), s.lkey());
+        }
+        match self.tx.post(&mut self.qp, link, &sges, PostFlags::default()) {
+            Ok(serial) => {
+                let op = Op::Packet { ep, buf, len: len as u32, iov, comp: comp.map(uct::Completion::token) };
+                self.engine.commit_send(self.now, begun, serial, op);
+                self.tx.doorbell(&mut self.qp, core.worker.may_batch());
+                Ok(())
+            }
+            Err(e) => {
+                self.put_send_buf(buf);
+                self.fail(core, format!("posting a send failed: {e}"), e.errno);
+                Err(self.failed.clone().map_or(SendError::NoResource, SendError::Failed))
+            }
+        }
+    }
+
+    /// The first send after a `progress` reads the clock: the user may have computed for long in between.
+    pub(crate) fn touch_clock(&mut self, core: &Core<D>) {
+        if self.tx.is_round_fresh() {
+            self.now = core.clock.now();
+        }
+    }
+
+    /// Gives up what a message that was being packed had reserved.
+    pub(crate) fn unreserve(&mut self, ep: EpId) {
+        self.engine.unreserve(ep);
+        self.tx.unreserve();
+    }
+
+    pub(crate) fn put_send_buf(&mut self, buf: Buf) {
+        if buf.len() == SMALL_LEN { self.small.put(buf) } else { self.large.put(buf) }
+    }
+
+    // --- events of the engine
+
+    fn events(&mut self, core: &Core<D>) {
+        while let Some(event) = self.engine.poll_event() {
+            match event {
+                Event::Done { op, result, serial } => self.finish_op(core, op, result, serial),
+                Event::Writable(ep) => self.pending.enter_line(ep),
+                Event::Connected(ep) => tracing::debug!("{}: ep {:#x} connected", core.attr.device, ep.wire_id()),
+                Event::Resolve { ep, passive } => {
+                    let origin = if passive { Origin::Stranger } else { Origin::Local };
+                    // A failure reaches the endpoint through the engine.
+                    let _ = self.resolve(core, ep, origin);
+                }
+                Event::EpFailed { ep, kind, detail } => self.ep_failed(core, ep, kind, &detail),
+                Event::Stalled(ep) => self.stalled(core, ep),
+                Event::Freed { link, serial, .. } => {
+                    if let Some(link) = link {
+                        self.tx.retire(serial, Retired::Link(link));
+                    }
+                }
+                Event::ReleaseHeld(buf) => self.rx.put(buf),
+                Event::PeerClosed(ep) => {
+                    tracing::debug!("{}: the peer closed ep {:#x}", core.attr.device, ep.wire_id());
+                }
+            }
+        }
+    }
+
+    fn finish_op(&mut self, core: &Core<D>, op: Op, result: Result<(), ErrorKind>, serial: u64) {
+        match op {
+            Op::Packet { ep, buf, iov, comp, .. } => {
+                let released = serial <= self.tx.released();
+                if let Some(token) = comp {
+                    self.later.push(Later::Complete(ep, token, result));
+                }
+                if released {
+                    self.put_send_buf(buf);
+                    self.later.extend(iov.map(Later::Regions));
+                } else {
+                    self.tx.retire(serial, Retired::Buf(buf));
+                    if let Some(iov) = iov {
+                        self.tx.retire(serial, Retired::Regions(iov));
+                    }
+                }
+            }
+            Op::Marker { ep, comp, closes } => {
+                if closes {
+                    self.destroy(core, ep);
+                }
+                if let Some(token) = comp {
+                    self.later.push(Later::Complete(ep, token, result));
+                }
+            }
+        }
+    }
+
+    fn ep_failed(&mut self, core: &Core<D>, ep: EpId, kind: ErrorKind, detail: &FailDetail) {
+        let peer = self.engine.peer(ep).map(|(attr, qpn, _)| (*attr, qpn));
+        let Some(record) = self.eps.get_mut(&ep) else { return };
+        let text = failure_text(core, ep, peer, kind, detail);
+        let mut error = Error::new(kind, text);
+        if let Some(why) = record.resolve_error.take() {
+            error = error.context(why);
+        }
+        record.failed = Some(error.clone());
+        let failure = EpFailure::new(u64::from(ep.wire_id()), record.user_data, error);
+        self.later.push(Later::Failure(ep, failure));
+        // Requests stay queued for the user to purge.
+    }
+
+    // --- address handles
+
+    /// Asks the cache for the address handle of `ep`, which waits for it.
+    pub(crate) fn resolve(&mut self, core: &Core<D>, ep: EpId, origin: Origin) -> Result<(), Error> {
+        let Some((attr, qpn, _)) = self.engine.peer(ep) else { return Ok(()) };
+        let (attr, qpn) = (*attr, Qpn::truncate(qpn));
+        let options = match origin {
+            Origin::Local => GetOptions::local("ud endpoint"),
+            Origin::Stranger => GetOptions::stranger("ud passive endpoint"),
+        };
+        let answer = core.md.ah_cache().try_get(&attr, options.waking(&core.waker));
+        self.resolution(ep, qpn, answer)
+    }
+
+    fn resolution(&mut self, ep: EpId, qpn: Qpn, answer: TryGet<D>) -> Result<(), Error> {
+        match answer {
+            TryGet::Ready(ah) => {
+                self.got_ah(ep, qpn, ah);
+                Ok(())
+            }
+            TryGet::Pending(pending) => {
+                self.resolving.push(Resolving { ep, pending });
+                Ok(())
+            }
+            TryGet::Failed { error, .. } => {
+                if let Some(r) = self.eps.get_mut(&ep) {
+                    r.resolve_error = Some(error.clone());
+                }
+                // An endpoint that has a link keeps it; one that waits for its first fails.
+                let unused = self.engine.resolved(self.now, ep, Err(error.kind()));
+                debug_assert!(unused.is_none());
+                Err(error)
+            }
+        }
+    }
+
+    fn got_ah(&mut self, ep: EpId, qpn: Qpn, ah: AhRef<D>) {
+        let link = Link { ah, qpn };
+        let old = match self.engine.link(ep) {
+            Some(_) => self.engine.replace_link(ep, link),
+            None => self.engine.resolved(self.now, ep, Ok(link)),
+        };
+        if let Some(old) = old {
+            let last = self.tx.next_serial() - 1;
+            self.tx.retire(last, Retired::Link(old));
+        }
+    }
+
+    /// Looks at the resolutions that were pending.
+    fn finish_resolutions(&mut self) {
+        for Resolving { ep, pending } in std::mem::take(&mut self.resolving) {
+            match self.engine.peer(ep).map(|(_, qpn, _)| Qpn::truncate(qpn)) {
+                // Its failure reaches the endpoint through the engine.
+                Some(qpn) => drop(self.resolution(ep, qpn, pending.take())),
+                // The endpoint is gone, and with the token its place in the queue.
+                None => drop(pending),
+            }
+        }
+    }
+
+    /// Swaps in a fresh address handle, unless one is on its way.
+    fn re_resolve(&mut self, core: &Core<D>, ep: EpId) {
+        if !self.resolving.iter().any(|r| r.ep == ep) {
+            self.counters.re_resolved += 1;
+            if let Err(e) = self.resolve(core, ep, Origin::Local) {
+                tracing::debug!("{}: ep {:#x} keeps its address handle: {e}", core.attr.device, ep.wire_id());
+            }
+        }
+    }
+
+    /// Resends stay unanswered: perhaps the address handle leads to where the peer was.
+    fn stalled(&mut self, core: &Core<D>, ep: EpId) {
+        if let Some(link) = self.engine.link(ep) {
+            core.md.ah_cache().report_unresponsive(&link.ah);
+            self.re_resolve(core, ep);
+        }
+    }
+
+    /// After events of the device: the GIDs that count as ours, and the links that must not be used again.
+    fn refresh_links(&mut self, core: &Core<D>) {
+        if let Ok(gids) = core.md.device().query_gids(core.port.port) {
+            self.gids = gids.into_iter().map(|g| g.gid).collect();
+        }
+        let poisoned: Vec<EpId> =
+            self.engine.ep_ids().filter(|&ep| self.engine.link(ep).is_some_and(|l| l.ah.is_poisoned())).collect();
+        for ep in poisoned {
+            self.re_resolve(core, ep);
+        }
+    }
+
+    // --- the end of things
+
+    /// Destroys the endpoint: what is outstanding is settled later with `Canceled`, the engine keeps its record until the
+    /// peer has everything and the linger time is over. Its address handle stays in that record.
+    pub(crate) fn destroy(&mut self, core: &Core<D>, ep: EpId) {
+        let requests = self.pending.purge(ep, true);
+        if !requests.is_empty() {
+            self.later.push(Later::Pending(requests));
+        }
+        self.eps.remove(&ep);
+        self.give_up(core, ep, false);
+    }
+
+    /// Settles what is outstanding with `Canceled`, and moves what the packets still need out of the user's memory.
+    pub(crate) fn give_up(&mut self, core: &Core<D>, ep: EpId, keep_ep: bool) {
+        let (large, tx, later) = (&mut self.large, &mut self.tx, &mut self.later);
+        let visit = |o: Outstanding<'_, Op>| {
+            let token = match o {
+                Outstanding::Packet(op) => {
+                    if let Some((iov, old)) = copy_user_data(core, large, op) {
+                        // What was posted may not have been read yet.
+                        let last = tx.next_serial() - 1;
+                        tx.retire(last, Retired::Buf(old));
+                        tx.retire(last, Retired::Regions(iov));
+                    }
+                    op.take_completion()
+                }
+                Outstanding::Marker(mut op) => op.take_completion(),
+            };
+            if let Some(token) = token {
+                later.push(Later::Complete(ep, token, Err(ErrorKind::Canceled)));
+            }
+        };
+        if keep_ep { self.engine.cancel(self.now, ep, visit) } else { self.engine.destroy(self.now, ep, visit) }
+    }
+
+    fn recycle(&mut self, r: Retired<D>) {
+        match r {
+            Retired::Link(link) => drop(link),
+            Retired::Buf(buf) => self.put_send_buf(buf),
+            Retired::Regions(iov) => self.later.push(Later::Regions(iov)),
+        }
+    }
+
+    fn finish_flushes(&mut self) {
+        if self.flushes.is_empty() {
+            return;
+        }
+        let engine = &self.engine;
+        let mut done: Vec<CompletionToken> = Vec::new();
+        let mut kept = Vec::new();
+        for (token, mut eps) in self.flushes.drain(..) {
+            eps.retain(|ep| engine.has_outstanding(*ep));
+            if eps.is_empty() { done.push(token) } else { kept.push((token, eps)) }
+        }
+        self.flushes = kept;
+        self.later.extend(done.into_iter().map(|t| Later::Settle(t, Ok(()))));
+    }
+}
+
+/// Payload bytes of a resent operation, behind its NETH.
+fn op_len(op: &Op) -> usize {
+    match op {
+        Op::Packet { len, .. } => *len as usize - NETH_LEN + op.iov_len(),
+        Op::Marker { .. } => 0,
+    }
+}
+
+/// Copies what a zero-copy packet still needs into a buffer of ours; gives back the regions and the header's buffer.
+fn copy_user_data<D: Device>(
+    core: &Core<D>,
+    large: &mut crate::pools::Pool,
+    op: &mut Op,
+) -> Option<(Box<[MemSlice]>, Buf)> {
+    let extra = op.iov_len();
+    let Op::Packet { buf, len, iov, .. } = op else { return None };
+    iov.as_ref()?;
+    let head = *len as usize;
+    // Without memory for a copy the packet goes on holding the regions, which keeps it correct.
+    let mut copy = large.take(&core.md).ok().flatten().filter(|b| b.len() >= head + extra)?;
+    copy[..head].copy_from_slice(&buf[..head]);
+    let taken = iov.take()?;
+    let mut at = head;
+    for s in &taken {
+        copy[at..at + s.len()].copy_from_slice(s.bytes());
+        at += s.len();
+    }
+    *len = at as u32;
+    Some((taken, std::mem::replace(buf, copy)))
+}
+
+/// What a device address says about its interface, for the engine.
+pub(crate) fn peer_caps(addr: &DeviceAddr) -> PeerCaps {
+    PeerCaps { max_packet: addr.path_mtu.bytes(), ext: addr.trailer.map(ext_caps) }
+}
+
+fn ext_caps(t: Trailer) -> ExtCaps {
+    let mut features = Features::empty();
+    for (theirs, ours) in [
+        (ib::addr::Features::SACK, Features::SACK),
+        (ib::addr::Features::BYE, Features::BYE),
+        (ib::addr::Features::BUDGET, Features::BUDGET),
+    ] {
+        if t.features.contains(theirs) {
+            features |= ours;
+        }
+    }
+    ExtCaps { features, incarnation: t.incarnation, rx_budget: t.soft.rx_budget }
+}
+
+/// Turns the engine's refusal into the caller's error.
+pub(crate) fn refused<D: Device>(core: &Core<D>, live: &Live<D>, ep: EpId, r: Refused) -> SendError {
+    match r {
+        Refused::NoResource => SendError::NoResource,
+        Refused::Failed(kind) => {
+            let known = live.eps.get(&ep).and_then(|r| r.failed.clone());
+            SendError::Failed(known.unwrap_or_else(|| {
+                Error::new(kind, format!("{}: ep {:#x}: destroy it and connect anew", core.name(), ep.wire_id()))
+                    .scoped(Scope::Endpoint)
+            }))
+        }
+    }
+}
+
+fn failure_text<D: Device>(
+    core: &Core<D>,
+    ep: EpId,
+    peer: Option<(AhAttr, u32)>,
+    kind: ErrorKind,
+    detail: &FailDetail,
+) -> String {
+    let mut text = format!("{}: ep {:#x}", core.name(), ep.wire_id());
+    if let Some((attr, qpn)) = peer {
+        text += &format!(" to {attr} qp {qpn:#x}");
+    }
+    if let Some(id) = detail.remote_ep {
+        text += &format!(" ep {id:#x}");
+    }
+    let silent = format!("{:.3} s", detail.silent.as_secs_f64());
+    let progress = format!("last psn acked {}, sent {}", detail.acked_psn, detail.last_psn);
+    let limit = human(core.config.timeout);
+    match kind {
+        ErrorKind::NeverAnswered => {
+            text += &format!(
+                ": no packet came back in {silent} and {} resends ({progress}); is the process there, and does a firewall \
+                 let UDP pass? The limit is UCX_UD_TIMEOUT={limit}",
+                detail.resends
+            );
+        }
+        ErrorKind::EndpointTimeout => {
+            text += &format!(
+                ": was connected, then silent for {silent} and {} resends ({progress}); the limit is UCX_UD_TIMEOUT={limit}",
+                detail.resends
+            );
+        }
+        ErrorKind::ConnectionReset => text += &format!(": closed by the peer, or the peer restarted ({progress})"),
+        _ => text += &format!(": {kind} ({progress})"),
+    }
+    text
+}
+
+fn human(d: Duration) -> String {
+    if d == Duration::MAX { "inf".into() } else { format!("{}s", d.as_secs_f64()) }
+}
+
+/// A buffer that the engine keeps for later remembers its payload length in the GRH area, which nobody needs any more.
+fn set_held_len(buf: &mut Buf, len: u32) {
+    buf[..4].copy_from_slice(&len.to_ne_bytes());
+}
+
+fn held_len(buf: &Buf) -> u32 {
+    u32::from_ne_bytes([buf[0], buf[1], buf[2], buf[3]])
+}

@@ -1,0 +1,130 @@
+//! The progress of an interface: the one loop that moves everything, for the user's thread and for the progress thread.
+//!
+//! ```text
+//! lock: poll receives → engine → ready queue · poll sends · timers · control packets · ring
+//! unlock: handlers for what is ready · completions, failures
+//! lock, unlock per request: pending requests, one for each endpoint in line
+//! ```
+
+use ib::device::Device;
+use uct::ep::{Endpoint, PendingStatus};
+
+use crate::{
+    core::{Core, State},
+    deliver::{Delivering, is_async},
+    live::Who,
+};
+
+impl<D: Device> Core<D> {
+    /// `progress` of the user's thread.
+    pub(crate) fn progress_user(&self) -> usize {
+        let mut guard = self.state.lock();
+        let st = &mut *guard;
+        let Some(live) = &mut st.live else { return 0 };
+        let mut events = live.network(self, Who::User);
+        // From inside a callback, or while the progress thread delivers: the network only.
+        let Some(mut delivery) = st.delivery.take() else { return events };
+        let work = !live.ready.is_empty() || !live.later.is_empty();
+        let line = live.pending.line_len();
+        if !work && line == 0 {
+            st.delivery = Some(delivery);
+            return events;
+        }
+        let max = self.iface_config.rx_max_poll as usize;
+        let n = live.ready.len().min(max);
+        delivery.batch.extend(live.ready.drain(..n));
+        delivery.later.append(&mut live.later);
+        let mut delivering = Delivering::start(self, delivery, &mut st.delivering_on);
+        drop(guard);
+        let messages = delivering.messages();
+        // Messages were counted when they were received, unless the progress thread did that.
+        events = events.max(messages);
+        events += delivering.later();
+        events += self.serve_pending(line);
+        drop(delivering);
+        self.after_callbacks();
+        events
+    }
+
+    /// What callbacks left behind for the end of their batch, and what they posted.
+    fn after_callbacks(&self) {
+        let mut guard = self.state.lock();
+        let st = &mut *guard;
+        let Some(live) = &mut st.live else { return };
+        live.tx.ring(&mut live.qp);
+        let later = if st.delivering_on.is_none() { std::mem::take(&mut live.later) } else { Vec::new() };
+        drop(guard);
+        self.run_later(later);
+    }
+
+    /// `progress` of the progress thread. Gives way to the user's.
+    pub(crate) fn progress_thread(&self) -> usize {
+        if !self.config.async_progress {
+            return 0;
+        }
+        let Some(mut guard) = self.state.try_lock() else { return 0 };
+        let st = &mut *guard;
+        let Some(live) = &mut st.live else { return 0 };
+        let events = live.network(self, Who::Thread);
+        self.deliver_async(guard);
+        events
+    }
+
+    /// Calls async handlers for the messages at the front of the ready queue. The first message for a sync handler ends
+    /// it: behind it nothing may overtake.
+    fn deliver_async(&self, mut guard: parking_lot::MutexGuard<'_, State<D>>) {
+        let st = &mut *guard;
+        let Some(live) = &mut st.live else { return };
+        if live.ready.is_empty() {
+            return;
+        }
+        let handlers = self.handlers.snapshot();
+        let n = live.ready.iter().take_while(|r| is_async(&handlers, r.am_id)).count();
+        if n == 0 {
+            return;
+        }
+        let Some(mut delivery) = st.delivery.take() else { return };
+        delivery.batch.extend(live.ready.drain(..n));
+        let mut delivering = Delivering::start(self, delivery, &mut st.delivering_on);
+        drop(guard);
+        delivering.messages();
+        drop(delivering);
+        let mut guard = self.state.lock();
+        if let Some(live) = &mut guard.live {
+            live.tx.ring(&mut live.qp);
+        }
+    }
+
+    /// One round of the pending queues: each of the first `line` endpoints in line gets one call.
+    fn serve_pending(&self, line: usize) -> usize {
+        let mut served = 0;
+        for _ in 0..line {
+            let mut guard = self.state.lock();
+            let Some(live) = &mut guard.live else { break };
+            if !live.tx.has_credit() {
+                // Nobody can send: the line keeps its order.
+                break;
+            }
+            let Some(ep) = live.pending.next() else { break };
+            if !live.engine.can_send(ep) {
+                live.engine.want_writable(ep);
+                continue;
+            }
+            let Some(shared) = live.eps.get(&ep).and_then(|r| r.shared.upgrade()) else { continue };
+            let Some(mut request) = live.pending.start(ep) else { continue };
+            drop(guard);
+            let status = request(&*shared as &dyn Endpoint);
+            served += usize::from(status != PendingStatus::NoResource);
+            let unfinished = (status != PendingStatus::Done).then_some(request);
+            let mut guard = self.state.lock();
+            let homeless = match &mut guard.live {
+                Some(live) => live.pending.finish(ep, unfinished),
+                None => unfinished,
+            };
+            drop(guard);
+            // A request whose endpoint was destroyed by itself ends here, with no lock held.
+            drop(homeless);
+        }
+        served
+    }
+}

@@ -1,0 +1,217 @@
+//! What acknowledgements do: release the window, let it grow, repair losses.
+
+use std::{hash::Hash, time::Duration};
+
+use uct::Time;
+
+use super::{
+    engine::{Engine, nanos},
+    ep::{EpId, Is},
+    event::Event,
+    packet::PacketKind,
+    psn::Psn,
+    slab::NIL,
+    wire::Xack,
+};
+
+/// What an ack number said.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub(super) enum AckNews {
+    /// Something new was acknowledged.
+    New,
+    /// The newest number again.
+    Same,
+    /// Older than the newest, or of a packet never sent: ignored.
+    Ignored,
+}
+
+impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
+    /// Takes the ack number of any packet.
+    #[inline]
+    pub(super) fn on_ack_psn(&mut self, now: Time, slot: u32, ack: Psn) -> AckNews {
+        let e = &self.eps[slot];
+        if ack == e.acked {
+            return AckNews::Same;
+        }
+        if ack.is_after(e.acked) && ack.is_before(e.psn) {
+            self.new_ack(now, slot, ack);
+            return AckNews::New;
+        }
+        if ack.is_before(e.acked) {
+            self.stats.acks_old += 1;
+        } else {
+            // Of an earlier life of the peer's endpoint, or made up.
+            self.stats.acks_beyond += 1;
+        }
+        AckNews::Ignored
+    }
+
+    /// Everything up to `ack` has arrived. Never frees the endpoint.
+    pub(super) fn new_ack(&mut self, now: Time, slot: u32, ack: Psn) {
+        self.stats.acks_new += 1;
+        let e = &mut self.eps[slot];
+        e.acked = ack;
+        e.cwnd = (e.cwnd + 1).min(self.cfg.max_window);
+        e.max_psn = ack.add(e.cwnd);
+        if e.is.contains(Is::LOSS_EPISODE) && e.recover.is_upto(ack) {
+            e.is.remove(Is::LOSS_EPISODE);
+        }
+        e.is.remove(Is::STALLED);
+        e.tick = self.tick0;
+        e.send_time = self.clock.run(now);
+        e.resends = 0;
+        self.sample_srtt(now, slot);
+        self.release(slot);
+        self.continue_resend(slot);
+        if self.eps[slot].in_flight() == 0 {
+            self.eps[slot].tick_at = Time::MAX;
+            self.rearm(slot);
+        } else {
+            self.start_tick(now, slot);
+        }
+        self.wake_writer(slot);
+    }
+
+    /// Measures the round trip by the newest acknowledged packet, if that asked for its ack and was sent once (after Karn).
+    fn sample_srtt(&mut self, now: Time, slot: u32) {
+        let e = &self.eps[slot];
+        let (mut at, mut newest) = (e.head, None);
+        while let Some(k) = self.pkts.get(at) {
+            if k.psn.is_after(e.acked) {
+                break;
+            }
+            if k.kind != PacketKind::Marker {
+                newest = Some((k.resends == 0 && k.ack_req).then_some(k.sent));
+            }
+            at = k.next;
+        }
+        let Some(Some(sent)) = newest else { return };
+        let sample = nanos(now.since(sent)).max(1);
+        let e = &mut self.eps[slot];
+        e.srtt = if e.srtt == 0 { sample } else { e.srtt - e.srtt / 8 + sample / 8 };
+    }
+
+    /// How long a resent packet is given to be acknowledged before news of the same gap resends it again.
+    pub(super) fn hold_off(&self, slot: u32) -> Duration {
+        let srtt = self.eps[slot].srtt;
+        let ns = if srtt == 0 { self.tick0 } else { srtt.clamp(self.tick0 / 1024, self.tick0) };
+        Duration::from_nanos(ns)
+    }
+
+    /// Releases acknowledged entries, strictly in order, and stops at one whose resend is still in the send queue: the
+    /// device may read its memory until then.
+    pub(super) fn release(&mut self, slot: u32) {
+        let (peer, freed_from) = (self.eps[slot].peer, self.pkts.len());
+        while let Some(k) = self.pkts.get(self.eps[slot].head) {
+            if !k.psn.is_upto(self.eps[slot].acked) {
+                break;
+            }
+            if k.is_resend_queued(self.tx_done) {
+                self.block_on_tx(slot);
+                break;
+            }
+            let Some(k) = self.pop_packet(slot) else { break };
+            if let Some(op) = k.op {
+                self.events.push_back(Event::Done { op, result: Ok(()), serial: k.serial });
+            }
+        }
+        if self.pkts.len() < freed_from {
+            self.wake_peer(peer);
+        }
+    }
+
+    fn block_on_tx(&mut self, slot: u32) {
+        let e = &mut self.eps[slot];
+        if !e.is.contains(Is::TX_BLOCKED) {
+            e.is.insert(Is::TX_BLOCKED);
+            self.tx_blocked.push(EpId { slot, id: e.id });
+        }
+    }
+
+    /// All packets posted with a serial number up to `serial` have left the send queue.
+    pub fn handle_tx_done(&mut self, serial: u64) {
+        self.tx_done = self.tx_done.max(serial);
+        if self.tx_blocked.is_empty() {
+            return;
+        }
+        let now = self.clock.last();
+        for id in std::mem::take(&mut self.tx_blocked) {
+            let Some(slot) = self.find(id) else { continue };
+            self.eps[slot].is.remove(Is::TX_BLOCKED);
+            self.release(slot);
+            self.maybe_close(now, slot);
+            self.debug_check(slot);
+        }
+    }
+
+    /// The peer saw a gap after everything acknowledged.
+    pub(super) fn on_nack(&mut self, now: Time, slot: u32) {
+        self.stats.rx_nacks += 1;
+        let e = &self.eps[slot];
+        if e.in_flight() == 0 {
+            return;
+        }
+        if e.resend_cur != NIL {
+            self.extend_resend(slot);
+            return;
+        }
+        let hold_off = self.hold_off(slot);
+        let Some(first) = self.first_unacked(slot) else { return };
+        let k = &self.pkts[first];
+        // Each packet that follows a gap provokes a NACK; one round of resends answers them all.
+        if k.resends > 0 && now.since(k.sent) < hold_off {
+            return;
+        }
+        self.start_resend(slot, Is::NACKED);
+    }
+
+    /// The peer says what it has beyond the gap: only the holes are resent.
+    pub(super) fn on_xack(&mut self, now: Time, slot: u32, xack: &Xack) {
+        if !xack.gap {
+            return;
+        }
+        if xack.sacked == 0 {
+            return self.on_nack(now, slot);
+        }
+        self.stats.rx_nacks += 1;
+        let (base, hold_off) = (self.eps[slot].acked.next(), self.hold_off(slot));
+        // The highest PSN the peer has; what is missing lies before it.
+        let high = base.add(63 - xack.sacked.leading_zeros() as u16);
+        if !high.is_before(self.eps[slot].psn) {
+            self.stats.acks_beyond += 1;
+            return;
+        }
+        let Some(mut at) = self.first_unacked(slot) else { return };
+        let mut is_missing = false;
+        while let Some(k) = self.pkts.get_mut(at) {
+            if k.psn.is_after(high) {
+                break;
+            }
+            at = k.next;
+            if k.kind == PacketKind::Marker {
+                continue;
+            }
+            if xack.sacked >> k.psn.since(base) & 1 == 1 {
+                k.sacked = true;
+            } else {
+                is_missing |= k.resends == 0 || now.since(k.sent) >= hold_off;
+            }
+        }
+        if is_missing {
+            self.start_resend_upto(slot, Is::NACKED | Is::SACK_RESEND, high.prev());
+        }
+    }
+
+    /// The first entry that is a packet the peer has not acknowledged.
+    pub(super) fn first_unacked(&self, slot: u32) -> Option<u32> {
+        let e = &self.eps[slot];
+        let mut at = e.head;
+        loop {
+            let k = self.pkts.get(at)?;
+            if k.kind != PacketKind::Marker && k.psn.is_after(e.acked) {
+                return Some(at);
+            }
+            at = k.next;
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! Time: the queue of deadlines, the clock that does not count standstills, and what happens when an endpoint's time is up.
+
+use std::{cmp::Reverse, collections::BinaryHeap, hash::Hash, time::Duration};
+
+use uct::{ErrorKind, Time};
+
+use super::{
+    engine::{Engine, nanos},
+    ep::{Ep, EpId, Is, Owed, Owner, State},
+};
+
+/// Deadlines of endpoints, earliest first. An entry is a promise to look at the endpoint, not the deadline itself: moving a
+/// deadline back, or stopping a timer, costs nothing; the entry is looked at when it comes up, and dropped or renewed.
+pub(super) struct TimerQueue {
+    heap: BinaryHeap<Reverse<(Time, u32, u32)>>,
+    armed: usize,
+}
+
+impl TimerQueue {
+    pub(super) fn new() -> Self {
+        TimerQueue { heap: BinaryHeap::new(), armed: 0 }
+    }
+
+    /// Endpoints with a deadline.
+    pub(super) fn armed(&self) -> usize {
+        self.armed
+    }
+
+    /// No deadline lies before this time.
+    pub(super) fn earliest(&self) -> Time {
+        match self.heap.peek() {
+            Some(Reverse((t, ..))) if self.armed > 0 => *t,
+            _ => Time::MAX,
+        }
+    }
+
+    /// Sets an endpoint's deadline; `Time::MAX` stops its timer.
+    pub(super) fn set<L, R>(&mut self, slot: u32, ep: &mut Ep<L, R>, at: Time) {
+        match (ep.deadline == Time::MAX, at == Time::MAX) {
+            (true, false) => self.armed += 1,
+            (false, true) => self.armed -= 1,
+            _ => {}
+        }
+        ep.deadline = at;
+        if at < ep.queued_at {
+            ep.queued_at = at;
+            self.heap.push(Reverse((at, slot, ep.id)));
+        }
+    }
+
+    fn pop_due(&mut self, now: Time) -> Option<(Time, EpId)> {
+        let Reverse((t, slot, id)) = *self.heap.peek()?;
+        if t > now {
+            return None;
+        }
+        self.heap.pop();
+        Some((t, EpId { slot, id }))
+    }
+}
+
+/// A clock that leaves out the times when this process did not run: a process that was stopped for a minute must not, on
+/// waking, take its peers for dead. It notices by a deadline that nobody served although it was due.
+pub(super) struct RunClock {
+    last: Time,
+    stopped: u64,
+    slack: Duration,
+}
+
+impl RunClock {
+    pub(super) fn new(slack: Duration) -> Self {
+        RunClock { last: Time::ZERO, stopped: 0, slack }
+    }
+
+    /// Takes note of the time. `due`: the earliest deadline. True if a standstill was found.
+    #[inline]
+    pub(super) fn observe(&mut self, now: Time, due: Time) -> bool {
+        let since = due.max(self.last);
+        self.last = self.last.max(now);
+        if now.since(since) <= self.slack {
+            return false;
+        }
+        self.stopped = self.stopped.saturating_add(nanos(now.since(since)));
+        true
+    }
+
+    /// Run time of a time.
+    pub(super) fn run(&self, t: Time) -> Time {
+        Time::from_nanos(t.as_nanos().saturating_sub(self.stopped))
+    }
+
+    /// The time at which the run time will be `t`, if we do not stand still until then.
+    pub(super) fn real(&self, t: Time) -> Time {
+        t + Duration::from_nanos(self.stopped)
+    }
+
+    pub(super) fn last(&self) -> Time {
+        self.last
+    }
+}
+
+impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
+    /// When [`Engine::handle_timeout`] wants to be called; `None`: nothing is outstanding, lingering or unclaimed. Calling
+    /// late is allowed and delays resends; calling early does nothing.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        let t = self.timers.earliest().min(self.sweep_at);
+        (t != Time::MAX).then_some(t)
+    }
+
+    /// Serves every deadline that is due: asks for acks, starts resends, declares peers dead, ends lingering. The cost follows
+    /// the number of endpoints that are due.
+    pub fn handle_timeout(&mut self, now: Time) {
+        self.observe(now);
+        while let Some((t, id)) = self.timers.pop_due(now) {
+            let Some(slot) = self.find(id) else { continue };
+            let ep = &mut self.eps[slot];
+            if ep.queued_at != t {
+                continue; // an earlier entry has taken over
+            }
+            ep.queued_at = Time::MAX;
+            if ep.deadline > now {
+                let at = ep.deadline;
+                if at != Time::MAX {
+                    self.timers.set(slot, ep, at);
+                }
+                continue;
+            }
+            self.on_deadline(now, slot);
+            self.debug_check(slot);
+        }
+        if self.sweep_at <= now {
+            self.sweep_passive(now);
+        }
+    }
+
+    #[inline]
+    pub(super) fn observe(&mut self, now: Time) {
+        if self.clock.observe(now, self.timers.earliest()) {
+            self.stats.stopped += 1;
+        }
+    }
+
+    /// Sets the endpoint's deadline from what it waits for.
+    pub(super) fn rearm(&mut self, slot: u32) {
+        let timeout = self.cfg.timeout;
+        let linger = self.cfg.linger;
+        let ep = &mut self.eps[slot];
+        let mut at = ep.tick_at;
+        if ep.in_flight() > 0 && !ep.is_failed() {
+            let base = silence_start(ep);
+            let dead_at = self.clock.real(base) + timeout + Duration::from_nanos(1);
+            // A verdict that had to be put off, because our own queue was full, is looked at with the next tick.
+            if dead_at > self.clock.last() {
+                at = at.min(dead_at);
+            }
+        }
+        if let Owner::Lingering { since } = ep.owner {
+            let over = since + linger;
+            // Past its time the record waits for an ack, a verdict or a post, each of which comes by itself.
+            if over > self.clock.last() {
+                at = at.min(over);
+            }
+        }
+        self.timers.set(slot, ep, at);
+    }
+
+    /// (Re)starts the resend interval.
+    pub(super) fn start_tick(&mut self, now: Time, slot: u32) {
+        let ep = &mut self.eps[slot];
+        ep.tick_at = now + Duration::from_nanos(ep.tick);
+        self.rearm(slot);
+    }
+
+    fn on_deadline(&mut self, now: Time, slot: u32) {
+        let ep = &self.eps[slot];
+        if ep.is_failed() || (ep.in_flight() == 0 && !ep.is.contains(Is::BYE_SENT)) {
+            self.eps[slot].tick_at = Time::MAX;
+        } else if ep.in_flight() == 0 {
+            self.on_bye_tick(now, slot);
+        } else {
+            self.on_tick(now, slot);
+        }
+        if self.eps.get(slot).is_some() && !self.maybe_close(now, slot) {
+            self.rearm(slot);
+        }
+    }
+
+    /// The resend interval is over, or the verdict is due, while packets are in flight (`docs/ud-protocol.md` "Timer").
+    fn on_tick(&mut self, now: Time, slot: u32) {
+        let run = self.clock.run(now);
+        let (tick0, tick_max) = (self.tick0, nanos(self.cfg.timeout / 3).max(1));
+        let ep = &mut self.eps[slot];
+        // What is owed has not left yet: our own queue is full. That is no sign of loss, nor of a dead peer.
+        let own_queue_full = ep.owed.intersects(Owed::ACK_REQ | Owed::RESEND | Owed::CREQ | Owed::CREP);
+        if !own_queue_full {
+            let silent = nanos(run.since(silence_start(ep)));
+            if silent > nanos(self.cfg.timeout) {
+                let kind =
+                    if ep.is.contains(Is::HEARD) { ErrorKind::EndpointTimeout } else { ErrorKind::NeverAnswered };
+                self.fail(now, slot, kind);
+                return;
+            }
+            if silent >= nanos(self.cfg.timeout / 3) && !ep.is.contains(Is::STALLED) {
+                ep.is.insert(Is::STALLED);
+                if !ep.is_lingering() {
+                    let id = EpId { slot, id: ep.id };
+                    self.events.push_back(super::event::Event::Stalled(id));
+                }
+            }
+        }
+        if now < self.eps[slot].tick_at {
+            return; // only the verdict was looked at
+        }
+        if !own_queue_full {
+            let ep = &mut self.eps[slot];
+            let idle = nanos(run.since(ep.send_time.max(ep.last_resend)));
+            if idle >= tick0 && ep.state == State::Connected {
+                self.owe(slot, Owed::ACK_REQ);
+            }
+            if idle >= tick0.saturating_mul(3) {
+                self.stats.timer_resends += 1;
+                self.start_timer_resend(slot);
+            }
+        }
+        let ep = &mut self.eps[slot];
+        ep.tick = ((ep.tick as f64 * self.cfg.timer_backoff).min(tick_max as f64) as u64).max(1);
+        ep.tick_at = now + Duration::from_nanos(ep.tick);
+    }
+}
+
+/// Since when the peer has been silent (run time). An answer without progress counts as a sign of life while somebody cares
+/// for the endpoint: a peer whose application is busy does not accept messages for a while, but its engine answers. A
+/// lingering endpoint waits for progress only, so that closing is bounded.
+pub(super) fn silence_start<L, R>(ep: &Ep<L, R>) -> Time {
+    if ep.is_lingering() { ep.send_time } else { ep.send_time.max(ep.answered) }
+}

@@ -1,0 +1,228 @@
+//! The send side of the queue pair: credits, serial numbers, doorbells, and what must wait for a send to leave the queue.
+//!
+//! Every send has a serial number, counting up. A completion of serial *n* says that all sends up to *n* have left the
+//! queue, so that "is this buffer, or this address handle, still needed by a posted send" is one comparison. What is
+//! dropped earlier is [retired](Tx::retire) with the serial of the last send that may name it.
+
+use std::collections::VecDeque;
+
+use ib::{
+    ah::AhRef,
+    device::{Device, QpCaps, SendWc, SendWr, UdQp, VerbsError, WcStatus},
+    types::{QKey, Qpn},
+};
+use uct::{MemSlice, mem::Buf};
+
+use crate::op::SgeList;
+
+/// Where an endpoint's packets go: the address handle it holds, and the queue pair there.
+pub(crate) struct Link<D: Device> {
+    pub(crate) ah: AhRef<D>,
+    pub(crate) qpn: Qpn,
+}
+
+/// Something that a posted send may still read.
+pub(crate) enum Retired<D: Device> {
+    /// An address handle that was replaced or whose endpoint was freed.
+    Link(#[allow(dead_code)] Link<D>),
+    /// A buffer of a send pool.
+    Buf(Buf),
+    /// Regions of the user.
+    Regions(Box<[MemSlice]>),
+}
+
+/// How many sends may go without asking for a completion.
+const SIGNAL_EVERY: u64 = 64;
+
+/// See the module.
+pub(crate) struct Tx<D: Device> {
+    caps: QpCaps,
+    depth: u64,
+    /// Serial of the send posted last; 0 before the first.
+    posted: u64,
+    /// All sends up to here have left the queue.
+    done: u64,
+    /// The last send that asked for a completion.
+    signaled: u64,
+    /// Credits promised to messages that are being packed.
+    reserved: u64,
+    /// Posted sends that wait for a ring.
+    held: u32,
+    /// A send has left in this round: further ones may wait for company.
+    rung: bool,
+    retired: VecDeque<(u64, Retired<D>)>,
+    wcs: Vec<SendWc>,
+    pub(crate) rings: u64,
+}
+
+/// What polling the send queue found.
+#[derive(Copy, Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct TxPolled {
+    pub(crate) events: usize,
+    pub(crate) failed: Option<WcStatus>,
+}
+
+impl<D: Device> Tx<D> {
+    pub(crate) fn new(caps: QpCaps, depth: u32) -> Self {
+        Tx {
+            caps,
+            depth: u64::from(depth),
+            posted: 0,
+            done: 0,
+            signaled: 0,
+            reserved: 0,
+            held: 0,
+            rung: false,
+            retired: VecDeque::new(),
+            wcs: Vec::with_capacity(16),
+            rings: 0,
+        }
+    }
+
+    /// True if a send can be posted.
+    pub(crate) fn has_credit(&self) -> bool {
+        self.posted - self.done + self.reserved < self.depth
+    }
+
+    /// Sets a credit aside, for a message that is being packed.
+    pub(crate) fn reserve(&mut self) {
+        self.reserved += 1;
+    }
+
+    /// Undoes [`Tx::reserve`]; the credit is there for the taking.
+    pub(crate) fn unreserve(&mut self) {
+        self.reserved = self.reserved.saturating_sub(1);
+    }
+
+    /// True if less than half of the credits are left.
+    pub(crate) fn is_low(&self) -> bool {
+        (self.posted - self.done) * 2 > self.depth
+    }
+
+    /// The serial that the next send will have.
+    pub(crate) fn next_serial(&self) -> u64 {
+        self.posted + 1
+    }
+
+    /// Everything up to here has left the queue, as far as memory is concerned.
+    pub(crate) fn released(&self) -> u64 {
+        if self.caps.copies_sends { self.posted } else { self.done }
+    }
+
+    /// True if every send has left the queue.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.done == self.posted || (self.caps.copies_sends && self.held == 0)
+    }
+
+    /// Posts one send. The caller has seen [`Tx::has_credit`].
+    pub(crate) fn post(
+        &mut self,
+        qp: &mut D::UdQp,
+        link: &Link<D>,
+        sges: &SgeList<'_>,
+        flags: PostFlags,
+    ) -> Result<u64, VerbsError> {
+        let serial = self.posted + 1;
+        // One unsignaled run at most is outstanding, so that every credit comes back.
+        let signaled = flags.signaled || serial - self.signaled >= SIGNAL_EVERY;
+        qp.post_send(&SendWr {
+            serial,
+            ah: link.ah.ah(),
+            remote_qpn: link.qpn,
+            remote_qkey: QKey::UCX,
+            sges: sges.as_slice(),
+            inline: sges.total() <= self.caps.inline_len as usize,
+            signaled,
+            solicited: flags.solicited,
+        })?;
+        self.posted = serial;
+        if signaled {
+            self.signaled = serial;
+        }
+        self.held += 1;
+        Ok(serial)
+    }
+
+    /// After a send of the user's: rings at once, or leaves the send for a later ring if the device gains by it and one
+    /// is sure to come. The first send of a round always leaves at once, so that a lone message is not delayed.
+    pub(crate) fn doorbell(&mut self, qp: &mut D::UdQp, may_batch: bool) {
+        if self.caps.send_batch <= 1 || !may_batch || !self.rung || self.held >= self.caps.send_batch {
+            self.ring(qp);
+        }
+    }
+
+    /// Lets everything leave.
+    pub(crate) fn ring(&mut self, qp: &mut D::UdQp) {
+        if self.held > 0 {
+            self.held = 0;
+            self.rung = true;
+            self.rings += 1;
+            qp.ring();
+        }
+    }
+
+    /// True if nothing has left since the round began.
+    pub(crate) fn is_round_fresh(&self) -> bool {
+        !self.rung
+    }
+
+    /// A new round begins: the next send leaves at once.
+    pub(crate) fn start_round(&mut self) {
+        self.rung = false;
+    }
+
+    /// Polls completions; credits come back.
+    pub(crate) fn poll(&mut self, qp: &mut D::UdQp, max: usize) -> TxPolled {
+        self.wcs.clear();
+        let events = qp.poll_send(&mut self.wcs, max);
+        let mut failed = None;
+        for wc in &self.wcs {
+            self.done = self.done.max(wc.serial.min(self.posted));
+            if wc.status != WcStatus::Success {
+                failed.get_or_insert(wc.status);
+            }
+        }
+        TxPolled { events, failed }
+    }
+
+    /// The queue pair was reset: nothing is in it any more.
+    pub(crate) fn flushed(&mut self) {
+        self.done = self.posted;
+        self.held = 0;
+    }
+
+    /// True if a send that nobody will report is the last obstacle: ask for a report with the next one.
+    pub(crate) fn wants_signal(&self) -> bool {
+        self.retired.back().is_some_and(|(s, _)| *s > self.signaled && *s > self.released())
+    }
+
+    /// Keeps `what` until all sends up to `serial` have left the queue.
+    pub(crate) fn retire(&mut self, serial: u64, what: Retired<D>) {
+        self.retired.push_back((serial, what));
+    }
+
+    /// Takes what is no longer needed by a posted send. Order of retirement, which is nearly that of the serials.
+    pub(crate) fn next_released(&mut self) -> Option<Retired<D>> {
+        let released = self.released();
+        if self.retired.front().is_some_and(|(s, _)| *s <= released) {
+            return self.retired.pop_front().map(|(_, r)| r);
+        }
+        None
+    }
+
+    /// Everything retired, released or not: for after the queue pair is gone.
+    pub(crate) fn into_retired(self) -> impl Iterator<Item = Retired<D>> {
+        self.retired.into_iter().map(|(_, r)| r)
+    }
+
+    pub(crate) fn caps(&self) -> &QpCaps {
+        &self.caps
+    }
+}
+
+/// How a send is posted.
+#[derive(Copy, Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct PostFlags {
+    pub(crate) signaled: bool,
+    pub(crate) solicited: bool,
+}
