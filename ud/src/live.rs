@@ -49,7 +49,6 @@ impl<D: Device> Live<D> {
     /// completions handled.
     pub(crate) fn network(&mut self, core: &Core<D>, who: Who) -> usize {
         self.now = core.clock.now();
-        self.tx.start_round();
         let budget = match who {
             Who::User => core.iface_config.rx_max_poll,
             Who::Thread => core.config.rx_async_max_poll,
@@ -76,6 +75,8 @@ impl<D: Device> Live<D> {
         self.refill(core);
         self.pump(core);
         self.tx.ring(&mut self.qp);
+        // What the user sends next leaves at once: it may be the answer a peer waits for.
+        self.tx.start_round();
         events
     }
 
