@@ -1,9 +1,11 @@
 mod basic;
+mod budgets;
 mod chaos;
 mod closing;
 mod golden;
 mod handshake;
 mod hazards;
+mod hostile;
 mod loss;
 mod net;
 mod regressions;
