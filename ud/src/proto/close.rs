@@ -284,6 +284,11 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     /// disappears silently; a lingering one waits for the end of its time.
     pub(super) fn fail(&mut self, now: Time, slot: u32, kind: ErrorKind) {
         let detail = self.fail_detail(now, slot);
+        if self.eps[slot].owed.contains(Owed::CREP) || self.unacked_crep(slot).is_some() {
+            // The peer may still be asking. Its next request gets an endpoint of its own; once it has had our id in a
+            // CREP, it must not get another one.
+            self.remove_match(slot);
+        }
         self.purge(slot, kind);
         self.drop_held(slot);
         self.clear_want(slot);

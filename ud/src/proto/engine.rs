@@ -50,7 +50,8 @@ impl Hasher for IdHasher {
 /// peer), `R` a received buffer kept for later. The engine stores them, compares `P`, and looks into none.
 ///
 /// Memory: about 256 bytes per endpoint with two hash-table places of 16 bytes, 100 bytes and a place per peer, 64 bytes and
-/// `T` per packet in flight. Tables keep their largest size until the engine is dropped.
+/// `T` per packet in flight. Tables keep their largest size until the engine is dropped. Records of peers that a local connect
+/// has named stay as well, since connection numbers are never used twice; those of strangers go with their last endpoint.
 ///
 /// After every call that can change something, drain [`Engine::poll_event`], and [`Engine::poll_transmit`] as far as the
 /// send queue has room.
