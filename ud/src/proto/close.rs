@@ -170,10 +170,10 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     pub(super) fn on_bye_sent(&mut self, now: Time, slot: u32, kind: u8) {
         let run = self.clock.run(now);
         let ep = &mut self.eps[slot];
+        let is_over = matches!(ep.owner, Owner::Lingering { since } if now >= since + self.cfg.linger);
         let is_last = if kind == wire::BYE_ACK {
-            ep.is.contains(Is::FREE_AFTER_BYE_ACK)
+            ep.is.contains(Is::FREE_AFTER_BYE_ACK) || (is_over && ep.head == NIL)
         } else {
-            let is_over = matches!(ep.owner, Owner::Lingering { since } if now >= since + self.cfg.linger);
             if !ep.is.contains(Is::BYE_SENT) {
                 ep.is.insert(Is::BYE_SENT);
                 ep.send_time = run;
@@ -245,8 +245,15 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
             }
             Owner::Lingering { .. } => ep.is.insert(Is::FREE_AFTER_BYE_ACK),
         }
-        self.owe(slot, Owed::BYE_ACK);
+        self.owe_bye_ack(slot);
         Ok(RxVerdict::Control)
+    }
+
+    /// The answer to a BYE; without a link there is none, and the peer will say it again.
+    pub(super) fn owe_bye_ack(&mut self, slot: u32) {
+        if self.eps[slot].link.is_live() {
+            self.owe(slot, Owed::BYE_ACK);
+        }
     }
 
     fn has_user_ops(&self, slot: u32) -> bool {

@@ -389,6 +389,11 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         out
     }
 
+    #[cfg(test)]
+    pub(super) fn dump_all(&self) -> String {
+        self.eps.iter().map(|(slot, ep)| self.dump(EpId { slot, id: ep.id }) + "\n").collect()
+    }
+
     // --- the send list
 
     /// Appends to the endpoint's send list.
@@ -426,8 +431,13 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         Some(packet)
     }
 
-    /// Appends a flush marker that waits for `psn`.
+    /// Appends a flush marker that waits for `psn`, or for what the marker before it waits for, if that is more: a keep-alive
+    /// that has not left yet.
     pub(super) fn push_marker(&mut self, slot: u32, psn: Psn, op: T) {
+        let psn = match self.pkts.get(self.eps[slot].tail) {
+            Some(last) if last.psn.is_after(psn) => last.psn,
+            _ => psn,
+        };
         let marker = Packet {
             next: NIL,
             psn,
