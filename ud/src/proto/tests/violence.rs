@@ -12,8 +12,6 @@ const NODES: u64 = 3;
 /// An endpoint a test holds, and how much it has sent.
 struct Held {
     node: usize,
-    /// Number of the process on the node: a restart takes all its endpoints along.
-    life: u32,
     ep: EpId,
     name: u32,
     sent: u32,
@@ -23,6 +21,7 @@ struct World {
     net: Net,
     rng: Rng,
     held: Vec<Held>,
+    /// Number of the process on each node.
     life: [u32; NODES as usize],
     names: u32,
     /// Newest message by receiving process and stream.
@@ -54,7 +53,7 @@ impl World {
 
     fn hold(&mut self, node: usize, ep: EpId) {
         self.names += 1;
-        self.held.push(Held { node, life: self.life[node], ep, name: self.names, sent: 0 });
+        self.held.push(Held { node, ep, name: self.names, sent: 0 });
     }
 
     fn pick(&mut self) -> Option<usize> {
