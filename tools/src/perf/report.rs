@@ -172,7 +172,8 @@ impl<W: Write> Report<W> {
         writeln!(self.out, "uct_perf {VERSION}: active messages over {}, {place}", h.client.transport)?;
         let rows = [("client", &h.client), ("server", &h.server)];
         let cells = rows.map(|(role, s)| {
-            [role.to_string(), clean(&s.device), clean(&s.address), format!("{} pid {}", clean(&s.host), s.pid)]
+            let cpu = s.cpu.map_or(String::new(), |c| format!(" on cpu {c}"));
+            [role.to_string(), clean(&s.device), clean(&s.address), format!("{} pid {}{cpu}", clean(&s.host), s.pid)]
         });
         let width = |i: usize| cells.iter().map(|c| c[i].chars().count()).max().unwrap_or(0);
         for c in &cells {
@@ -310,6 +311,7 @@ struct Document<'a> {
 struct JsonSide<'a> {
     host: &'a str,
     pid: u32,
+    cpu: Option<usize>,
     version: &'a str,
     device: &'a str,
     address: &'a str,
@@ -317,7 +319,7 @@ struct JsonSide<'a> {
 
 impl<'a> JsonSide<'a> {
     fn new(s: &'a Side) -> Self {
-        JsonSide { host: &s.host, pid: s.pid, version: &s.version, device: &s.device, address: &s.address }
+        JsonSide { host: &s.host, pid: s.pid, cpu: s.cpu, version: &s.version, device: &s.device, address: &s.address }
     }
 }
 
