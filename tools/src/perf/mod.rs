@@ -105,6 +105,8 @@ impl Context<'_> {
     /// Takes this process to the CPU it is meant for, before there are other threads.
     fn bind(&mut self) -> Result<()> {
         let o = &mut self.options;
+        // It depends on the number of CPUs, which is one afterwards.
+        o.wait = Some(o.wait());
         let self_test = o.host.is_none() && !o.server && !o.second_process;
         match o.cpu {
             None if self_test => {

@@ -291,7 +291,7 @@ impl Options {
         if self.csv { Format::Csv } else { self.format }
     }
 
-    /// What to do while nothing has arrived, on this machine.
+    /// What to do while nothing has arrived, by the CPUs that this process may use now.
     pub(crate) fn wait(&self) -> WaitMode {
         self.wait.unwrap_or_else(|| match std::thread::available_parallelism() {
             // Two spinning processes on one CPU would wait for each other's time slice to end.
