@@ -99,11 +99,14 @@ pub(super) struct Node {
 
 pub(super) type Filter = Box<dyn FnMut(usize, &[u8]) -> bool>;
 
+/// A packet on its way: arrival, order of sending, receiver, sending queue pair, bytes.
+type Flying = (Time, u64, usize, u32, Vec<u8>);
+
 /// The network and everybody on it.
 pub(super) struct Net {
     pub(super) now: Time,
     pub(super) nodes: Vec<Node>,
-    wire: BinaryHeap<Reverse<(Time, u64, usize, u32, Vec<u8>)>>,
+    wire: BinaryHeap<Reverse<Flying>>,
     pub(super) rng: Rng,
     pub(super) faults: Faults,
     pub(super) delay: Duration,
