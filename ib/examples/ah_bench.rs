@@ -7,7 +7,7 @@
 //! Each round measures every case once, one after the other, and each case's time is the median of its rounds: what
 //! disturbs the machine disturbs all alike. Absolute times are printed for orientation only.
 
-use std::{hint::black_box, os::fd::RawFd, sync::Arc, time::Duration, time::Instant};
+use std::{cell::Cell, hint::black_box, os::fd::RawFd, sync::Arc, time::Duration, time::Instant};
 
 use hashbrown::HashTable;
 use ib::{
@@ -24,8 +24,9 @@ use uct::{
     time::MonotonicClock,
 };
 
-const ROUNDS: usize = 41;
-const OPS: usize = 100_000;
+const ROUNDS: usize = 2001;
+/// Short enough that most samples are not interrupted, long enough for the clock.
+const OPS: usize = 1000;
 const MANY: u32 = 100_000;
 
 /// A device whose address handles cost nothing.
@@ -179,7 +180,7 @@ fn get(cache: &AhCache<Free>, attr: &AhAttr) -> Option<AhRef<Free>> {
     }
 }
 
-/// A random walk over the keys, the same for everybody.
+/// A long random walk over the keys; each round takes the next [`OPS`] steps of it.
 fn walk() -> Vec<AhAttr> {
     let mut x = 0x2545_f491_4f6c_dd1du64;
     let mut next = move || {
@@ -188,7 +189,7 @@ fn walk() -> Vec<AhAttr> {
         x ^= x << 17;
         x
     };
-    (0..OPS).map(|_| key((next() % u64::from(MANY)) as u32)).collect()
+    (0..200 * OPS).map(|_| key((next() % u64::from(MANY)) as u32)).collect()
 }
 
 fn ns(f: impl FnOnce()) -> f64 {
@@ -215,19 +216,26 @@ fn main() {
     let arc = || (0..OPS).for_each(|_| drop(black_box(Arc::clone(black_box(&plain)))));
     let hold = || (0..OPS).for_each(|_| drop(black_box(black_box(&held).clone())));
     let ours_hot_many = || ours_loop(&ours_many, &hot);
-    let bare_uniform = || walk.iter().for_each(|k| drop(black_box(bare_many.get(black_box(k)))));
-    let ours_uniform = || walk.iter().for_each(|k| drop(black_box(get(&ours_many, black_box(k)))));
+    let steps = |at: &Cell<usize>| {
+        let from = at.get();
+        at.set((from + OPS) % walk.len());
+        walk[from..from + OPS].iter()
+    };
+    // Each case is half the walk away from what the other has just warmed the caches with.
+    let (at_bare, at_ours) = (Cell::new(0), Cell::new(walk.len() / 2));
+    let bare_uniform = || steps(&at_bare).for_each(|k| drop(black_box(bare_many.get(black_box(k)))));
+    let ours_uniform = || steps(&at_ours).for_each(|k| drop(black_box(get(&ours_many, black_box(k)))));
     let shared = || ours_loop(&held_in, &hot);
     let revive = || ours_loop(&finite, &hot);
     let cases: [&dyn Fn(); 9] =
         [&bare_hot, &ours_hot, &arc, &hold, &ours_hot_many, &bare_uniform, &ours_uniform, &shared, &revive];
 
     let mut times = vec![Vec::with_capacity(ROUNDS); cases.len()];
-    for round in 0..ROUNDS + 3 {
+    for round in 0..ROUNDS + 20 {
         for (case, times) in cases.iter().zip(&mut times) {
             let t = ns(case);
             // The first rounds warm up.
-            if round >= 3 {
+            if round >= 20 {
                 times.push(t);
             }
         }

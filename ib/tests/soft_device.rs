@@ -585,3 +585,67 @@ fn a_device_that_cannot_be_opened_says_what_to_change() {
     let text = SoftDevice::open(&cfg).unwrap_err().to_string();
     assert!(text.contains("UCX_SOFT_NETDEV=nosuch0") && text.contains("lo: "), "{text}");
 }
+
+#[test]
+fn the_receive_posted_last_is_filled_first_and_messages_keep_their_order() {
+    let (mut a, mut b) = (Node::new("127.0.0.1", 1), Node::new("127.0.0.1", 16));
+    let ah = a.ah(&b);
+    let mut hot = None;
+    for i in 0..5u8 {
+        a.post(&ah, b.qp.qpn(), QKEY, &[i]);
+        a.qp.ring();
+        let done = b.receive(1);
+        assert_eq!(payload_of(&done[0]), [i]);
+        assert_eq!(*hot.get_or_insert(done[0].buf.index()), done[0].buf.index());
+        b.recycle(done);
+    }
+    for i in 0..16u8 {
+        a.post(&ah, b.qp.qpn(), QKEY, &[i]);
+    }
+    a.qp.ring();
+    let got: Vec<u8> = b.receive(16).iter().map(|wc| payload_of(wc)[0]).collect();
+    assert_eq!(got, (0..16).collect::<Vec<u8>>());
+}
+
+#[test]
+fn sleepers_on_one_socket_are_always_woken() {
+    // Two threads sleep on queue pairs of one device, so that either may drain the socket just before the other sleeps.
+    const ROUNDS: usize = 1000;
+    let dev = device("127.0.0.1");
+    let mut a = Node::new("127.0.0.1", 64);
+    let mut sleepers: Vec<Node> = (0..2).map(|_| Node::on(&dev, 64)).collect();
+    let ah = a.ah(&sleepers[0]);
+    let qpns: Vec<Qpn> = sleepers.iter().map(|n| n.qp.qpn()).collect();
+    std::thread::scope(|s| {
+        for n in &mut sleepers {
+            let back = n.ah(&a);
+            let to = a.qp.qpn();
+            s.spawn(move || {
+                let fd = n.qp.event_fd().unwrap();
+                let (mut seen, mut out) = (0, Vec::new());
+                while seen < ROUNDS {
+                    while n.qp.poll_recv(&mut out, 8) > 0 {}
+                    for wc in std::mem::take(&mut out) {
+                        seen += 1;
+                        n.recycle(vec![wc]);
+                        n.post(&back, to, QKEY, b"awake");
+                        n.qp.ring();
+                    }
+                    if seen < ROUNDS && n.qp.arm(ArmFor::RECV).unwrap() == ArmResult::Armed {
+                        assert!(readable(fd, PATIENCE.as_millis() as i32), "asleep with {seen} of {ROUNDS} messages");
+                    }
+                }
+            });
+        }
+        for round in 0..ROUNDS {
+            // In turns first for the one and first for the other.
+            for i in 0..2 {
+                a.post(&ah, qpns[(round + i) % 2], QKEY, b"wake up");
+            }
+            a.qp.ring();
+            let done = a.receive(2);
+            a.recycle(done);
+        }
+    });
+    assert_eq!(dev.stats().dropped_total(), 0, "{dev:?}");
+}

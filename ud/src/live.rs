@@ -225,8 +225,11 @@ impl<D: Device> Live<D> {
         let from = self.rx.free_count() - n;
         take.extend(self.rx.free_mut().drain(from..));
         for b in &mut take {
-            // Devices leave the first bytes undefined for IPv4; without this a stale header could be taken for IPv6.
-            b[0] = 0xff;
+            // Devices leave the first bytes undefined for IPv4: a stale header must not be taken for IPv6. Only stale ones
+            // are touched, so that memory that was never used is not used now.
+            if b[0] >> 4 == 6 {
+                b[0] = 0xff;
+            }
         }
         let before = take.len();
         let posted = self.qp.post_recv(&mut take);

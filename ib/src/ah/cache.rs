@@ -32,6 +32,8 @@ use crate::{
 /// }
 /// ```
 pub struct AhCache<D: Device> {
+    /// The same as the handle's, one step nearer.
+    shared: Arc<Shared<D>>,
     handle: Arc<Handle<D>>,
 }
 
@@ -48,24 +50,25 @@ impl<D: Device> Drop for Handle<D> {
 
 impl<D: Device> Clone for AhCache<D> {
     fn clone(&self) -> Self {
-        AhCache { handle: Arc::clone(&self.handle) }
+        AhCache { shared: Arc::clone(&self.shared), handle: Arc::clone(&self.handle) }
     }
 }
 
 impl<D: Device> AhCache<D> {
     /// An empty cache over `device`. Reads the device's attributes and GID tables, which may sleep.
     pub fn new(device: StdArc<D>, cfg: AhCacheConfig, clock: StdArc<dyn Clock>) -> Self {
-        AhCache { handle: Arc::new(Handle { shared: Arc::new(Shared::new(device, cfg, clock)) }) }
+        let shared = Arc::new(Shared::new(device, cfg, clock));
+        AhCache { handle: Arc::new(Handle { shared: Arc::clone(&shared) }), shared }
     }
 
     /// The device.
     pub fn device(&self) -> &StdArc<D> {
-        &self.handle.shared.device
+        &self.shared.device
     }
 
     /// The settings.
     pub fn config(&self) -> &AhCacheConfig {
-        &self.handle.shared.cfg
+        &self.shared.cfg
     }
 
     /// A reference to the address handle for `attr`: the one in force if there is one, else a new one.
@@ -77,13 +80,15 @@ impl<D: Device> AhCache<D> {
     /// A hit takes some 20 ns. At a finite TTL, reviving an idle entry reads the clock; no other hit does.
     #[inline]
     pub fn try_get(&self, attr: &AhAttr, options: GetOptions<'_>) -> TryGet<D> {
-        let shared = &self.handle.shared;
+        let shared = &self.shared;
         let hash = shared.hasher.hash(attr);
+        if let Some(ah) = shared.hit(hash, attr, options.usage) {
+            return TryGet::Ready(ah);
+        }
         let GetOptions { usage, origin, waker } = options;
         match Shared::get(shared, Ask { attr, hash, usage, origin, waker }) {
-            Ok(ah) => TryGet::Ready(ah),
-            Err(Miss::Over(outcome)) => outcome.into(),
-            Err(Miss::Wait(ticket, generation)) => TryGet::Pending(PendingAh { ticket, generation }),
+            Miss::Over(outcome) => outcome.into(),
+            Miss::Wait(ticket, generation) => TryGet::Pending(PendingAh { ticket, generation }),
         }
     }
 
@@ -118,19 +123,19 @@ impl<D: Device> AhCache<D> {
     /// Tells the cache what has happened; the [module's](super) table says what that does. For
     /// [`AsyncEvent::GidChange`] and [`AsyncEvent::PortActive`] it reads the port's GID table, which may sleep.
     pub fn handle_event(&self, event: &AsyncEvent) -> Invalidated {
-        self.handle.shared.handle_event(event)
+        self.shared.handle_event(event)
     }
 
     /// The part of [`AsyncEvent::GidChange`] after reading the table, for callers that have read it already. Entries whose
     /// local GID is where it was stay; the others are poisoned. An error counts as a change of everything.
     pub fn handle_gids(&self, port: u8, table: VerbsResult<Vec<GidEntry>>) -> Invalidated {
-        self.handle.shared.handle_gids(port, table)
+        self.shared.handle_gids(port, table)
     }
 
     /// Marks the handle `generation` of `attr` and no other: news about a handle that was replaced meanwhile do not hurt
     /// its successor. True if that changed anything.
     pub fn invalidate(&self, attr: &AhAttr, generation: u64, grade: Grade) -> bool {
-        self.handle.shared.invalidate_one(attr, generation, grade)
+        self.shared.invalidate_one(attr, generation, grade)
     }
 
     /// Tells that resends through `ah` stay unanswered: it becomes stale, so that the next get resolves anew. True if it
@@ -142,32 +147,33 @@ impl<D: Device> AhCache<D> {
     /// The GIDs that handles, creations and failures of this cache lead to, sorted: what a watcher of routes and
     /// neighbours has to watch. Takes time in proportion to the cache.
     pub fn destinations(&self) -> Vec<Gid> {
-        self.handle.shared.destinations()
+        self.shared.destinations()
     }
 
     /// Tells that packets to `dgid` go through the neighbour `hop` (a gateway), or directly with `None`, which is what the
     /// cache assumes: [`AsyncEvent::NeighbourChange`] of `hop` then concerns them. If that is news, the handles that lead
-    /// to `dgid` become stale. The route is forgotten when no handle leads there any more.
+    /// to `dgid` become stale. [`AhCache::destinations`] forgets routes to where nothing leads
+    /// any more.
     pub fn set_next_hop(&self, dgid: Gid, hop: Option<Gid>) -> Invalidated {
-        self.handle.shared.set_next_hop(dgid, hop)
+        self.shared.set_next_hop(dgid, hop)
     }
 
     /// Runs queued creations in this thread until there are none, and returns how many. For [`Executor::Manual`]. May
     /// sleep if the device does.
     pub fn run_jobs(&self) -> usize {
-        Shared::run_jobs(&self.handle.shared)
+        Shared::run_jobs(&self.shared)
     }
 
     /// Destroys handles that nobody refers to any more, and idle entries that are too old or too many at `now`. Returns
     /// when to call it next, `None` if not before something else happens. For [`Executor::Manual`]; with threads it does no
     /// harm. May sleep if the device does.
     pub fn poll(&self, now: Time) -> Option<Time> {
-        self.handle.shared.poll(now)
+        self.shared.poll(now)
     }
 
     /// A snapshot of the counters. Takes time in proportion to the cache.
     pub fn stats(&self) -> AhCacheStats {
-        self.handle.shared.stats()
+        self.shared.stats()
     }
 
     /// Gives up the cache's own references and refuses gets from now on. Handles that somebody holds stay valid until
@@ -175,7 +181,7 @@ impl<D: Device> AhCache<D> {
     /// `Closed`. Never blocks: idle handles are destroyed by the domain's thread or the next [`AhCache::poll`]. Closing
     /// twice does nothing.
     pub fn close(&self) {
-        self.handle.shared.close();
+        self.shared.close();
     }
 }
 

@@ -168,9 +168,10 @@ impl<D: Device> Flights<D> {
         self.all.insert(generation, flight);
     }
 
-    /// Adds a waiter. A local one lifts a stranger's flight into the local queue.
-    pub(super) fn join(&mut self, generation: u64, waiter: Arc<Ticket<D>>, origin: Origin, users: u32) {
-        let Some(f) = self.all.get_mut(&generation) else { return };
+    /// Adds a waiter. A local one lifts a stranger's flight into the local queue; true if a helper may run it now that
+    /// could not before.
+    pub(super) fn join(&mut self, generation: u64, waiter: Arc<Ticket<D>>, origin: Origin, users: u32) -> bool {
+        let Some(f) = self.all.get_mut(&generation) else { return false };
         f.waiters.push(waiter);
         f.users |= users;
         if origin == Origin::Local && f.origin == Origin::Stranger {
@@ -181,8 +182,10 @@ impl<D: Device> Flights<D> {
             } else {
                 // Its old place is skipped when it comes up: the flight is running or over by then, or local.
                 self.local.push_back(generation);
+                return true;
             }
         }
+        false
     }
 
     #[cfg(not(uct_loom))]

@@ -37,6 +37,7 @@
 
 mod cache;
 mod config;
+mod ending;
 mod entry;
 mod events;
 mod explain;

@@ -1,10 +1,11 @@
 //! [`Shared`]: the cache without threads. It creates when it is told to run a flight, destroys and expires when it is
-//! polled; [`threads`](super::threads) or the owner does the telling.
+//! polled ([`ending`](super::ending)); [`threads`](super::threads) or the owner does the telling.
 //!
 //! Two locks: `state`, and `grave`, which may be taken while `state` is held but not the other way round. The device, the
-//! wakers and the drops of entries are called with neither.
+//! wakers and the drops of entries are called with neither. A third, `reaping`, makes those take turns who destroy; nobody
+//! else waits for it, and the other two are taken inside it.
 
-use std::{collections::BTreeMap, mem, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use uct::{Clock, Time};
 
@@ -13,7 +14,7 @@ use super::{
     entry::{Entry, Status},
     explain,
     flight::{Failures, Flight, Flights, Outcome, Ticket},
-    table::{KeyHasher, Lookup, Table, is_past_ttl},
+    table::{KeyHasher, Table, is_past_ttl},
     tags::Tags,
 };
 use crate::{
@@ -23,24 +24,20 @@ use crate::{
 };
 
 /// Buckets looked at when an entry is added to a table above its bound: small tables are swept whole.
-const SWEEP_ON_INSERT: usize = 256;
-/// Buckets looked at, and entries taken out, per hold of the state lock in [`Shared::poll`].
-const SWEEP_CHUNK: usize = 4096;
-/// The longest time between two full sweeps.
-const SWEEP_PERIOD_MAX: Duration = Duration::from_secs(10);
+pub(super) const SWEEP_ON_INSERT: usize = 256;
 /// How often a creation is done again because an event concerned it. After that its result is handed out with the grade
 /// the event gave it.
 const RESTARTS_MAX: u8 = 3;
 
 /// An address handle whose last reference is gone.
-struct Dead<D: Device> {
-    generation: u64,
-    ah: D::Ah,
+pub(super) struct Dead<D: Device> {
+    pub(super) generation: u64,
+    pub(super) ah: D::Ah,
 }
 
 /// Where dead handles wait for the reaper, and what wakes the domain's thread.
 pub(super) struct Grave<D: Device> {
-    dead: Vec<Dead<D>>,
+    pub(super) dead: Vec<Dead<D>>,
     /// Set to make the domain's thread look at the state.
     pub(super) kicked: bool,
 }
@@ -57,7 +54,7 @@ impl<D: Device> Grave<D> {
 pub(super) struct Stray {
     pub(super) attr: AhAttr,
     pub(super) status: Arc<Status>,
-    users: u32,
+    pub(super) users: u32,
 }
 
 impl Stray {
@@ -84,19 +81,19 @@ pub(super) struct State<D: Device> {
     pub(super) hops: BTreeMap<Gid, Gid>,
     /// The GID tables last read, by port; `None` after a failed read.
     pub(super) gids: BTreeMap<u8, Option<Vec<GidEntry>>>,
-    tags: Tags,
+    pub(super) tags: Tags,
     pub(super) stats: AhCacheStats,
     generation: u64,
     pub(super) closed: bool,
     /// Device calls that may still bring a handle into the world.
     creating: usize,
-    next_sweep: Time,
+    pub(super) next_sweep: Time,
     #[cfg(not(uct_loom))]
     pub(super) threads: ThreadCounts,
 }
 
 impl<D: Device> State<D> {
-    fn live(&self) -> u64 {
+    pub(super) fn live(&self) -> u64 {
         self.stats.created - self.stats.destroyed
     }
 
@@ -125,7 +122,7 @@ pub(super) enum Miss<D: Device> {
 
 pub(super) struct Shared<D: Device> {
     pub(super) device: std::sync::Arc<D>,
-    name: String,
+    pub(super) name: String,
     ah_max: usize,
     /// True if creations are queued instead of being run by the get that misses.
     pub(super) queued: bool,
@@ -139,6 +136,8 @@ pub(super) struct Shared<D: Device> {
     #[cfg_attr(uct_loom, allow(dead_code))]
     pub(super) queue_ready: Condvar,
     pub(super) grave: Mutex<Grave<D>>,
+    /// Held while handles are destroyed, so that who needs room on the device can wait for what is being destroyed.
+    pub(super) reaping: Mutex<()>,
     /// Signalled when the domain's thread has something to do. Goes with `grave`.
     pub(super) domain_wake: Condvar,
 }
@@ -178,6 +177,7 @@ impl<D: Device> Shared<D> {
             }),
             queue_ready: Condvar::new(),
             grave: Mutex::new(Grave { dead: Vec::new(), kicked: false }),
+            reaping: Mutex::new(()),
             domain_wake: Condvar::new(),
             device,
         }
@@ -194,7 +194,7 @@ impl<D: Device> Shared<D> {
         now
     }
 
-    fn note_time(&self, now: Time) {
+    pub(super) fn note_time(&self, now: Time) {
         if let AhTtl::Finite(_) = self.cfg.ttl
             && now.as_nanos() > self.tick.load(Ordering::Relaxed)
         {
@@ -215,42 +215,64 @@ impl<D: Device> Shared<D> {
         self.tick.load(Ordering::Relaxed)
     }
 
-    /// Answers from the table, or goes down the slow path.
+    /// Answers from the table if it can: the path that has to be fast. `None` says nothing.
     #[inline]
-    pub(super) fn get(this: &Arc<Self>, ask: Ask<'_>) -> Result<AhRef<D>, Miss<D>> {
+    pub(super) fn hit(&self, hash: u64, attr: &AhAttr, usage: &'static str) -> Option<AhRef<D>> {
+        let mut guard = self.state.lock();
+        let st = &mut *guard;
+        let user = st.tags.bit(usage);
+        let entry = match self.cfg.ttl {
+            AhTtl::Infinite => {
+                let entry = st.table.get(hash, attr, user, None::<fn(u64) -> bool>)?.ok()?;
+                // Counts the hit too: `stats` takes it from here.
+                self.tick.store(self.tick.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+                entry
+            }
+            AhTtl::Finite(ttl) => {
+                let is_over = |stamp| is_past_ttl(stamp, self.read_clock().as_nanos(), ttl);
+                let entry = st.table.get(hash, attr, user, Some(is_over))?.ok()?;
+                st.stats.hits += 1;
+                entry
+            }
+            AhTtl::Bypass => return None,
+        };
+        Some(AhRef { entry })
+    }
+
+    /// Answers when [`Shared::hit`] could not.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn get(this: &Arc<Self>, ask: Ask<'_>) -> Miss<D> {
         loop {
+            if let Some(ah) = this.hit(ask.hash, ask.attr, ask.usage) {
+                return Miss::Over(Outcome::Ready(ah));
+            }
             let mut guard = this.state.lock();
             let st = &mut *guard;
             let user = st.tags.bit(ask.usage);
-            let lookup = match this.cfg.ttl {
-                AhTtl::Infinite => st.table.get(ask.hash, ask.attr, user, None::<fn(u64) -> bool>),
-                AhTtl::Finite(ttl) => {
-                    let expired = |stamp| is_past_ttl(stamp, this.read_clock().as_nanos(), ttl);
-                    st.table.get(ask.hash, ask.attr, user, Some(expired))
-                }
-                AhTtl::Bypass => Lookup::Miss,
-            };
-            match lookup {
-                Lookup::Hit(entry) => {
-                    st.stats.hits += 1;
-                    if let AhTtl::Infinite = this.cfg.ttl {
-                        this.tick.store(st.stats.hits + st.stats.misses, Ordering::Relaxed);
-                    }
-                    return Ok(AhRef { entry });
-                }
-                Lookup::Expired(old) => {
-                    st.stats.expired += 1;
-                    // Given up before its successor is made, so that a full device has room for that.
-                    drop(guard);
-                    drop(old);
-                }
-                Lookup::Miss => return Err(Self::miss(this, guard, ask, user)),
+            let Some(e) = st.table.find(ask.hash, ask.attr) else { return Self::miss(this, guard, ask, user) };
+            let generation = e.generation;
+            // Somebody may have got it, or put another one there, since it was looked at.
+            if let AhTtl::Finite(ttl) = this.cfg.ttl
+                && Entry::is_idle(e)
+                && is_past_ttl(e.stamp(), this.read_clock().as_nanos(), ttl)
+            {
+                st.stats.expired += 1;
+                let old = st.table.remove(ask.hash, generation);
+                // Given up before its successor is made, so that a full device has room for that.
+                drop(guard);
+                drop(old);
             }
         }
     }
 
-    #[cold]
-    #[inline(never)]
+    fn count_miss(&self, st: &mut State<D>) {
+        st.stats.misses += 1;
+        if let AhTtl::Infinite = self.cfg.ttl {
+            self.tick.store(self.tick.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        }
+    }
+
     fn miss(this: &Arc<Self>, mut guard: MutexGuard<'_, State<D>>, ask: Ask<'_>, user: u32) -> Miss<D> {
         let st = &mut *guard;
         if st.closed {
@@ -259,10 +281,10 @@ impl<D: Device> Shared<D> {
         }
         let private = this.cfg.ttl == AhTtl::Bypass;
         if !private && let Some(generation) = st.flights.find(ask.attr) {
-            st.stats.misses += 1;
+            this.count_miss(st);
             let ticket = Ticket::new(ask.waker);
-            st.flights.join(generation, Arc::clone(&ticket), ask.origin, user);
-            drop(guard);
+            let lifted = st.flights.join(generation, Arc::clone(&ticket), ask.origin, user);
+            Self::unlock_and_help(this, guard, lifted);
             return Miss::Wait(ticket, generation);
         }
         if !st.failures.is_empty() {
@@ -276,10 +298,7 @@ impl<D: Device> Shared<D> {
             let error = explain::quota(&this.name, ask.attr, this.cfg.stranger_quota);
             return Miss::Over(Outcome::Failed(error, this.cfg.failure_hold));
         }
-        st.stats.misses += 1;
-        if let AhTtl::Infinite = this.cfg.ttl {
-            this.tick.store(st.stats.hits + st.stats.misses, Ordering::Relaxed);
-        }
+        this.count_miss(st);
         st.generation += 1;
         let generation = st.generation;
         let ticket = this.queued.then(|| Ticket::new(ask.waker));
@@ -295,15 +314,27 @@ impl<D: Device> Shared<D> {
             restarts: 0,
         };
         st.flights.insert(generation, flight);
-        #[cfg(not(uct_loom))]
-        let wanted = this.wanted_threads(st);
-        drop(guard);
-        #[cfg(not(uct_loom))]
-        Self::start_threads(this, wanted);
+        Self::unlock_and_help(this, guard, true);
         match ticket {
             Some(ticket) => Miss::Wait(ticket, generation),
             None => Miss::Over(Self::run_flight(this, generation)),
         }
+    }
+
+    /// Unlocks, and with `news` sees to it that somebody looks at the flights.
+    #[cfg(not(uct_loom))]
+    fn unlock_and_help(this: &Arc<Self>, mut guard: MutexGuard<'_, State<D>>, news: bool) {
+        let wanted = news.then(|| this.wanted_threads(&mut guard));
+        drop(guard);
+        if let Some(wanted) = wanted {
+            Self::start_threads(this, wanted);
+        }
+    }
+
+    /// Models have no threads of the cache.
+    #[cfg(uct_loom)]
+    fn unlock_and_help(_: &Arc<Self>, guard: MutexGuard<'_, State<D>>, _: bool) {
+        drop(guard);
     }
 
     /// Runs queued creations in this thread until there is none left that nobody else runs; returns how many.
@@ -329,8 +360,9 @@ impl<D: Device> Shared<D> {
             flight.doom = None;
             let attr = flight.attr;
             guard.creating += 1;
+            let destroyed = guard.stats.destroyed;
             drop(guard);
-            let result = this.create(&attr);
+            let result = this.create(&attr, destroyed);
             if let Some(outcome) = Self::land(this, generation, &attr, result) {
                 return outcome;
             }
@@ -397,6 +429,7 @@ impl<D: Device> Shared<D> {
                 Outcome::Failed(error, hold)
             }
         };
+        let has_timer = matches!(this.cfg.ttl, AhTtl::Finite(_)) || st.table.len() > this.cfg.idle_max;
         drop(guard);
         drop(evicted);
         for waiter in flight.waiters {
@@ -405,46 +438,18 @@ impl<D: Device> Shared<D> {
                 Outcome::Failed(error, retry_after) => Outcome::Failed(error.clone(), *retry_after),
             });
         }
-        if let AhTtl::Finite(_) = this.cfg.ttl {
+        if has_timer {
             this.kick();
         }
         Some(outcome)
     }
 
-    /// Asks the device. When it is full, gives up what can be given up and asks once more.
-    fn create(&self, attr: &AhAttr) -> VerbsResult<D::Ah> {
+    /// Asks the device. When it is full, gives up what can be given up and asks once more. `destroyed` is the counter from
+    /// before.
+    fn create(&self, attr: &AhAttr, destroyed: u64) -> VerbsResult<D::Ah> {
         match self.device.create_ah(attr) {
-            Err(VerbsError { errno: libc::ENOMEM, .. }) if self.make_room() => self.device.create_ah(attr),
+            Err(VerbsError { errno: libc::ENOMEM, .. }) if self.make_room(destroyed) => self.device.create_ah(attr),
             result => result,
-        }
-    }
-
-    /// Destroys what waits for it, else the entry that has been idle for longest. True if anything was destroyed.
-    fn make_room(&self) -> bool {
-        if self.reap() > 0 {
-            return true;
-        }
-        let mut guard = self.state.lock();
-        let st = &mut *guard;
-        st.table.sweep(st.table.bucket_count());
-        let victim = st.table.pop_oldest();
-        st.stats.evicted += u64::from(victim.is_some());
-        drop(guard);
-        drop(victim);
-        self.reap() > 0
-    }
-
-    /// Takes out idle entries above the bound, after a look at `buckets` buckets for new ones.
-    fn enforce_bound(&self, st: &mut State<D>, buckets: usize, out: &mut Vec<Arc<Entry<D>>>) {
-        if st.table.len() <= self.cfg.idle_max {
-            return;
-        }
-        st.table.sweep(buckets);
-        while st.table.idle_len() > self.cfg.idle_max
-            && let Some(e) = st.table.pop_oldest()
-        {
-            st.stats.evicted += 1;
-            out.push(e);
         }
     }
 
@@ -456,183 +461,12 @@ impl<D: Device> Shared<D> {
             sgid_index: table.and_then(|t| t.iter().find(|e| Some(e.gid) == sgid)).map(|e| e.index),
             ah_max: self.ah_max,
             live: st.live(),
-            idle: st.table.iter().filter(|e| Entry::is_idle(e)).count(),
+            // For a full device all of the table was just looked at.
+            idle: st.table.idle_len(),
         }
     }
 
-    fn closed_outcome(&self) -> Outcome<D> {
+    pub(super) fn closed_outcome(&self) -> Outcome<D> {
         Outcome::Failed(explain::closed_during(&self.name), Duration::MAX)
-    }
-
-    /// Takes a handle whose last reference is gone. Called by drops anywhere, also under `state`.
-    pub(super) fn bury(&self, generation: u64, ah: D::Ah) {
-        let mut grave = self.grave.lock();
-        let was_empty = grave.dead.is_empty();
-        grave.dead.push(Dead { generation, ah });
-        drop(grave);
-        if was_empty {
-            self.domain_wake.notify_one();
-        }
-    }
-
-    /// Makes the domain's thread look at the state.
-    pub(super) fn kick(&self) {
-        self.grave.lock().kicked = true;
-        self.domain_wake.notify_one();
-    }
-
-    /// Destroys the handles whose last reference is gone; returns how many those were.
-    pub(super) fn reap(&self) -> usize {
-        let dead = mem::take(&mut self.grave.lock().dead);
-        if dead.is_empty() {
-            return 0;
-        }
-        let count = dead.len();
-        let mut generations = Vec::with_capacity(count);
-        for Dead { generation, ah } in dead {
-            generations.push(generation);
-            if let Err(error) = self.device.destroy_ah(ah) {
-                tracing::debug!("{}: {error}; the address handle is gone all the same", self.name);
-            }
-        }
-        let mut st = self.state.lock();
-        st.stats.destroyed += count as u64;
-        let strays: Vec<_> = generations.iter().filter_map(|g| st.strays.remove(g)).collect();
-        drop(st);
-        drop(strays);
-        count
-    }
-
-    /// Destroys, expires and evicts what is due at `now`; returns when it wants to be called again.
-    pub(super) fn poll(&self, now: Time) -> Option<Time> {
-        self.note_time(now);
-        let mut gone = Vec::new();
-        let due = self.expire(now, &mut gone);
-        drop(gone);
-        self.reap();
-        due
-    }
-
-    fn expire(&self, now: Time, gone: &mut Vec<Arc<Entry<D>>>) -> Option<Time> {
-        let mut st = self.state.lock();
-        st.failures.expire(now);
-        let wanted = st.table.len() > self.cfg.idle_max || matches!(self.cfg.ttl, AhTtl::Finite(_));
-        if !wanted || st.table.len() == 0 {
-            return None;
-        }
-        if now >= st.next_sweep {
-            let mut left = st.table.bucket_count();
-            while left > 0 {
-                let chunk = left.min(SWEEP_CHUNK);
-                st.table.sweep(chunk);
-                left -= chunk;
-                if left > 0 {
-                    // Others wait: an entry that moves meanwhile is found by the next sweep.
-                    drop(st);
-                    st = self.state.lock();
-                }
-            }
-            st.next_sweep = now.saturating_add(self.sweep_period(&st));
-        }
-        let AhTtl::Finite(ttl) = self.cfg.ttl else {
-            self.enforce_bound(&mut st, SWEEP_ON_INSERT, gone);
-            return (st.table.len() > self.cfg.idle_max).then_some(st.next_sweep);
-        };
-        let mut chunk = 0;
-        while let Some(stamp) = st.table.oldest_stamp()
-            && is_past_ttl(stamp, now.as_nanos(), ttl)
-            && let Some(e) = st.table.pop_oldest()
-        {
-            st.stats.expired += 1;
-            gone.push(e);
-            chunk += 1;
-            if chunk == SWEEP_CHUNK {
-                chunk = 0;
-                drop(st);
-                st = self.state.lock();
-            }
-        }
-        self.enforce_bound(&mut st, SWEEP_ON_INSERT, gone);
-        let expiry = st.table.oldest_stamp().map(|stamp| Time::from_nanos(stamp).saturating_add(ttl));
-        let sweep = (st.table.len() > st.table.idle_len()).then_some(st.next_sweep);
-        expiry.into_iter().chain(sweep).min()
-    }
-
-    /// At most the TTL, so that who is idle for a TTL was seen in time; and in proportion to the table, so that looking at
-    /// it takes a few percent of a core at most.
-    fn sweep_period(&self, st: &State<D>) -> Duration {
-        let floor = Duration::from_micros(st.table.len() as u64);
-        let ceiling = match self.cfg.ttl {
-            AhTtl::Finite(ttl) => ttl.min(SWEEP_PERIOD_MAX),
-            _ => Duration::from_secs(1),
-        };
-        ceiling.max(floor)
-    }
-
-    /// See [`AhCache::stats`](super::AhCache::stats).
-    pub(super) fn stats(&self) -> AhCacheStats {
-        let st = self.state.lock();
-        let idle = st.table.iter().filter(|e| Entry::is_idle(e)).count();
-        let dead = self.grave.lock().dead.len();
-        let live = st.live() as usize;
-        let held = live.saturating_sub(idle + dead);
-        AhCacheStats { live, held, idle, pending: st.flights.len(), ..st.stats }
-    }
-
-    /// See [`AhCache::close`](super::AhCache::close).
-    pub(super) fn close(&self) {
-        let mut guard = self.state.lock();
-        let st = &mut *guard;
-        if mem::replace(&mut st.closed, true) {
-            return;
-        }
-        let entries = st.table.take_all();
-        let flights = st.flights.take_all();
-        st.failures.clear();
-        st.hops.clear();
-        let (mut handles, mut references, mut users) = (0, 0, 0);
-        {
-            let grave = self.grave.lock();
-            for (generation, stray) in &st.strays {
-                if !grave.dead.iter().any(|d| d.generation == *generation) {
-                    handles += 1;
-                    references += 1;
-                    users |= stray.users;
-                }
-            }
-        }
-        for e in &entries {
-            let holders = Arc::strong_count(e) - 1;
-            if holders > 0 {
-                handles += 1;
-                references += holders;
-                users |= e.users.load(Ordering::Relaxed);
-                // Events still reach those who hold it.
-                st.strays.insert(e.generation, Stray::of(e));
-            }
-        }
-        let words = st.tags.words(users);
-        drop(guard);
-        if handles > 0 {
-            tracing::warn!(
-                "{}: closed with {handles} address handles held by {references} or more references ({words}): each is \
-                 destroyed with its last reference",
-                self.name
-            );
-        }
-        drop(entries);
-        for waiter in flights.into_iter().flat_map(|f| f.waiters) {
-            waiter.fill(self.closed_outcome());
-        }
-        self.queue_ready.notify_all();
-        self.kick();
-    }
-}
-
-impl<D: Device> Drop for Shared<D> {
-    fn drop(&mut self) {
-        // With threads, the domain's thread stays until nothing is left. Without, the owner has stopped polling, and
-        // nobody else will do it.
-        self.reap();
     }
 }

@@ -62,14 +62,6 @@ impl KeyHasher {
     }
 }
 
-/// The outcome of [`Table::get`].
-pub(super) enum Lookup<D: Device> {
-    Hit(Arc<Entry<D>>),
-    /// Idle for longer than the TTL, and not in the table any more. Drop it after unlocking.
-    Expired(Arc<Entry<D>>),
-    Miss,
-}
-
 pub(super) struct Table<D: Device> {
     map: HashTable<Arc<Entry<D>>>,
     /// Entries seen idle: (stamp, generation) to hash.
@@ -97,35 +89,45 @@ impl<D: Device> Table<D> {
         self.map.num_buckets()
     }
 
-    /// Looks `attr` up and marks it as used under the tag `user`. `expired` decides about an idle entry by its stamp, and
-    /// is not asked about others.
+    /// The entry of `attr`. Not inlined: the caller would load the whole key before it takes the lock, into more registers
+    /// than there are, and each spilled word is a store that the lock has to wait for.
+    #[inline(never)]
+    pub(super) fn find(&self, hash: u64, attr: &AhAttr) -> Option<&Arc<Entry<D>>> {
+        self.map.find(hash, |e| e.attr == *attr)
+    }
+
+    /// A reference to the entry of `attr`, now marked as used under the tag `user`. `is_over` decides about an idle entry by
+    /// its stamp: `Err` is one that nobody may get any more, still in the table.
     #[inline]
     pub(super) fn get(
         &mut self,
         hash: u64,
         attr: &AhAttr,
         user: u32,
-        expired: Option<impl FnOnce(u64) -> bool>,
-    ) -> Lookup<D> {
-        let Some(e) = self.map.find(hash, |e| e.attr == *attr) else { return Lookup::Miss };
-        if let Some(expired) = expired
+        is_over: Option<impl FnOnce(u64) -> bool>,
+    ) -> Option<Result<Arc<Entry<D>>, u64>> {
+        let e = self.find(hash, attr)?;
+        if let Some(is_over) = is_over
             && Entry::is_idle(e)
-            && expired(e.stamp())
+            && is_over(e.stamp())
         {
-            let generation = e.generation;
-            return match self.remove(hash, generation) {
-                Some(e) => Lookup::Expired(e),
-                None => Lookup::Miss,
-            };
+            return Some(Err(e.generation));
         }
-        let users = e.users.load(Ordering::Relaxed);
+        let entry = Arc::clone(e);
+        let users = entry.users.load(Ordering::Relaxed);
         if users & (user | LISTED) != user {
-            e.users.store((users | user) & !LISTED, Ordering::Relaxed);
-            if users & LISTED != 0 {
-                self.idle.remove(&(e.stamp(), e.generation));
-            }
+            self.mark_used(&entry, user);
         }
-        Lookup::Hit(Arc::clone(e))
+        Some(Ok(entry))
+    }
+
+    #[cold]
+    fn mark_used(&mut self, e: &Entry<D>, user: u32) {
+        let users = e.users.load(Ordering::Relaxed);
+        e.users.store((users | user) & !LISTED, Ordering::Relaxed);
+        if users & LISTED != 0 {
+            self.idle.remove(&(e.stamp(), e.generation));
+        }
     }
 
     /// Adds an entry whose key is not in the table.

@@ -216,6 +216,64 @@ fn closing_leaves_held_handles_to_their_holders_and_refuses_gets() {
     }
 }
 
+/// Collects the messages of warnings.
+#[derive(Clone, Default)]
+struct Warnings(Arc<std::sync::Mutex<Vec<String>>>);
+
+impl tracing::Subscriber for Warnings {
+    fn enabled(&self, meta: &tracing::Metadata<'_>) -> bool {
+        *meta.level() == tracing::Level::WARN
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        struct Text(String);
+        impl tracing::field::Visit for Text {
+            fn record_debug(&mut self, _: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+                self.0 += &format!("{value:?}");
+            }
+        }
+        let mut text = Text(String::new());
+        event.record(&mut text);
+        self.0.lock().unwrap().push(text.0);
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[test]
+fn closing_warns_once_and_names_who_holds_what() {
+    let warnings = Warnings::default();
+    tracing::subscriber::with_default(warnings.clone(), || {
+        let rig = Rig::of(AhTtl::Infinite);
+        drop(rig.get(9));
+        rig.cache.close();
+        drop(rig);
+        assert_eq!(warnings.0.lock().unwrap().len(), 0, "nobody holds anything");
+
+        let rig = Rig::of(AhTtl::Infinite);
+        let a = ready(rig.cache.try_get(&key(1), GetOptions::local("ud endpoint")));
+        let b = ready(rig.cache.try_get(&key(1), GetOptions::local("ud match")));
+        let c = ready(rig.cache.try_get(&key(2), GetOptions::local("srd peer")));
+        rig.cache.report_unresponsive(&c);
+        drop(ready(rig.cache.try_get(&key(3), GetOptions::local("transient"))));
+        rig.cache.close();
+        rig.cache.close();
+        drop((a, b, c));
+        rig.end();
+    });
+    let warnings = warnings.0.lock().unwrap();
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    let text = &warnings[0];
+    for part in ["fake0", "2 address handles", "3 or more references", "ud endpoint, ud match, srd peer"] {
+        assert!(text.contains(part), "no {part:?} in {text}");
+    }
+    assert!(!text.contains("transient"), "{text}");
+}
+
 #[test]
 fn a_reference_keeps_the_device_alive_and_dies_well_after_the_cache() {
     let rig = Rig::of(AhTtl::Infinite);
@@ -395,6 +453,57 @@ fn helper_threads_create_and_the_domain_thread_destroys() {
         std::thread::yield_now();
     }
     assert_eq!((device.created(), device.destroyed()), (201, 201));
+}
+
+#[test]
+fn strangers_whose_creation_sleeps_leave_a_helper_for_local_gets() {
+    let device = FakeDevice::new(true);
+    let cfg = AhCacheConfig { executor: Executor::Threads { helpers: 1 }, ..AhCacheConfig::default() };
+    let cache = AhCache::new(Arc::clone(&device), cfg, Arc::new(uct::time::MonotonicClock::new()));
+    let (release, gate) = std::sync::mpsc::channel::<()>();
+    let gate = std::sync::Mutex::new(gate);
+    device.set_hook(move |attr| {
+        if *attr == key(1) {
+            let _ = gate.lock().unwrap().recv();
+        }
+    });
+    // The first one hangs, the second one waits behind it.
+    let hanging = pending(cache.try_get(&key(1), STRANGER));
+    let waiting = pending(cache.try_get(&key(2), STRANGER));
+    assert_eq!(cache.get(&key(3), "test").unwrap().attr(), &key(3));
+    assert!(!waiting.is_done(), "one stranger's at a time");
+    assert_eq!(cache.get(&key(2), "test").unwrap().attr(), &key(2), "a local get takes it along");
+    assert!(waiting.is_done() && !hanging.is_done());
+    drop(release);
+    assert_eq!(cache.get(&key(1), "test").unwrap().attr(), &key(1));
+}
+
+#[test]
+fn the_domain_thread_expires_what_nobody_asks_for() {
+    let device = FakeDevice::new(false);
+    let cfg = AhCacheConfig { ttl: AhTtl::Finite(Duration::from_millis(1)), ..AhCacheConfig::default() };
+    let cache = AhCache::new(Arc::clone(&device), cfg, Arc::new(uct::time::MonotonicClock::new()));
+    for n in 0..10 {
+        drop(ready(cache.try_get(&key(n), LOCAL)));
+    }
+    while cache.stats().destroyed < 10 {
+        std::thread::yield_now();
+    }
+    assert_eq!((cache.stats().expired, device.destroyed()), (10, 10));
+}
+
+#[test]
+fn a_full_device_counts_on_what_another_thread_is_just_destroying() {
+    for ttl in [AhTtl::Bypass, AhTtl::Infinite] {
+        let device = FakeDevice::new(false);
+        device.set_limit(1);
+        let cfg = AhCacheConfig { ttl, ..AhCacheConfig::default() };
+        let cache = AhCache::new(Arc::clone(&device), cfg, Arc::new(uct::time::MonotonicClock::new()));
+        // The domain's thread and this one compete for every dead handle.
+        for n in 0..500 {
+            drop(ready(cache.try_get(&key(n), LOCAL)));
+        }
+    }
 }
 
 // Failures.

@@ -71,7 +71,7 @@ fn ranges_are_checked_with_a_message_each() {
         ("UCX_UD_SL", "16", "must be auto or from 0 to 15"),
         ("UCX_UD_SL", "inf", "must be auto or from 0 to 15"),
         ("UCX_IB_TRAFFIC_CLASS", "256", "must be auto or from 0 to 255"),
-        ("UCX_IB_HOP_LIMIT", "256", "out of range; accepted: a whole number from 0 to 255"),
+        ("UCX_IB_HOP_LIMIT", "256", "out of range; accepted: a whole number from 0 to 255; must be from 1 to 255"),
         ("UCX_IB_HOP_LIMIT", "0", "must be from 1 to 255"),
         ("UCX_IB_NUM_PATHS", "0", "must be auto or from 1 to 128"),
         ("UCX_IB_SEG_SIZE", "255", "must be at least 256"),

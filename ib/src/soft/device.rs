@@ -380,7 +380,8 @@ impl Device for SoftDevice {
     fn create_ud_qp(self: &Arc<Self>, init: &QpInit) -> VerbsResult<SoftQp> {
         let core = self.qps.insert(|qpn| {
             let (mrs, counters) = (self.mrs.clone(), self.counters.clone());
-            QpCore::new(qpn, init, &self.port, mrs, counters, LongMessage::Drop).map(Arc::new)
+            let core = QpCore::new(qpn, init, &self.port, mrs, counters, LongMessage::Drop)?;
+            Ok(Arc::new(core.newest_first()))
         })?;
         Ok(SoftQp::new(self.clone(), core, init))
     }

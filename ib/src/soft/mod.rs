@@ -21,7 +21,8 @@
 //! All queue pairs of a device share its socket. Whoever polls drains it, for everybody: the receive lock is only ever
 //! tried, and packets of other queue pairs go straight to their completion queues. What a caller may rely on beyond the
 //! contract: sends are copied when posted and complete at once; a message too long for its receive is dropped and
-//! counted; and while there is one queue pair, packets wait in the socket for a receive to be posted.
+//! counted; of the posted receives the newest is filled first, because it is the one in the cache; and while there is one
+//! queue pair, packets wait in the socket for a receive to be posted.
 
 pub mod config;
 mod device;

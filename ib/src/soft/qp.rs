@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     device::{
-        ArmFor, ArmResult, AsyncEvent, Device, QpCaps, QpInit, QpState, RecvWc, SendWc, SendWr, Sge, UdQp, VerbsError,
+        ArmFor, ArmResult, AsyncEvent, QpCaps, QpInit, QpState, RecvWc, SendWc, SendWr, Sge, UdQp, VerbsError,
         VerbsResult, WcStatus,
     },
     sw::{Admit, DropReason, OwnedPacket, PacketMeta, PacketView, QpCore, SendEnv, SendLimits, SendQueue},
@@ -174,7 +174,7 @@ impl UdQp for SoftQp {
             }
             Admit::Done => {}
             Admit::Fatal(status) => {
-                warn!("{}: queue pair {} failed a send: {status:?}", self.dev.attr().name, self.qpn());
+                warn!("{}: queue pair {} failed a send: {status:?}", self.dev.name(), self.qpn());
                 self.core.fail();
                 self.dev.events().push(AsyncEvent::QpFatal(self.qpn()));
             }

@@ -126,9 +126,12 @@ impl TxStage {
         }
         let prefix = match &self.last {
             Some((flow, n, prefix)) if *n == len && *flow == dest.flow => *prefix,
-            _ => dest.flow.prefix(len),
+            _ => {
+                let prefix = dest.flow.prefix(len);
+                self.last = Some((dest.flow, len, prefix));
+                prefix
+            }
         };
-        self.last = Some((dest.flow, len, prefix));
         self.runs.push(Run {
             to: dest.to,
             tos: dest.tos,

@@ -47,7 +47,12 @@ fn render_device(out: &mut String, options: &Options, registry: &Registry, md: &
         columns(out, 4, &port_rows(&port));
         for transport in registry.transports() {
             push_line(out, &format!("    transport {}", transport.name()));
-            columns(out, 6, &transport_rows(options, transport.as_ref(), md, &worker, port.port, env));
+            let view = transport_view(transport.as_ref(), md, &worker, port.port, env);
+            columns(out, 6, &view.rows);
+            if options.counters && !view.counters.is_empty() {
+                push_line(out, "      counters");
+                columns(out, 8, &counter_rows(&view.counters));
+            }
         }
     }
     if options.counters {
@@ -66,27 +71,25 @@ fn port_rows(port: &PortResource) -> Vec<(&'static str, String)> {
     rows
 }
 
-fn transport_rows(
-    options: &Options,
-    transport: &dyn Transport,
-    md: &Md,
-    worker: &Worker,
-    port: u8,
-    env: &Env,
-) -> Vec<(&'static str, String)> {
+/// What is shown of a transport on a port.
+#[derive(Default)]
+struct View {
+    rows: Vec<(&'static str, String)>,
+    counters: Vec<Counter>,
+}
+
+fn transport_view(transport: &dyn Transport, md: &Md, worker: &Worker, port: u8, env: &Env) -> View {
+    let failed = |what, why| View { rows: vec![(what, why)], ..View::default() };
     if let Err(why) = transport.supports(md) {
-        return vec![("unsupported", why)];
+        return failed("unsupported", why);
     }
     match transport.open_iface(md, worker, port, &IfaceParams::default(), env) {
         Ok(iface) => {
             let mut rows = attr_rows(iface.attr());
             rows.push(("device address", hex(&iface.device_address())));
-            if options.counters {
-                rows.extend(counter_rows(&iface.counters()));
-            }
-            rows
+            View { rows, counters: iface.counters() }
         }
-        Err(e) => vec![("cannot be opened", e.to_string())],
+        Err(e) => failed("cannot be opened", e.to_string()),
     }
 }
 

@@ -323,3 +323,20 @@ fn every_setting_is_documented_in_plain_sentences() {
         }
     }
 }
+
+/// The whole way with nothing faked: the soft device of this process and the transports on it.
+#[test]
+fn the_soft_device_works_out_of_the_box() {
+    let show = |args: &[&str]| run(&options(args), &registry(), &Env::empty()).unwrap();
+    let text = show(&["-ds", "soft0"]).text;
+    assert!(text.starts_with("soft0 (component ib)\n  port 1\n    state       up\n"), "{text}");
+    for expected in ["    transport ud_verbs\n      am_short ", "\n      counters\n", "\n  counters\n    ah.hits "] {
+        assert!(text.contains(expected), "{text}");
+    }
+    assert!(!text.contains("cannot be") && !text.contains("unsupported"), "{text}");
+    let reach = show(&["-r", "127.0.0.1"]).text;
+    assert_eq!(reach, "Can 127.0.0.1 be reached?\n  ud_verbs/soft0:1  yes\n");
+    // Garbage has a reason too.
+    let reach = show(&["-r", "ff00"]).text;
+    assert!(reach.contains("ud_verbs/soft0:1  no: "), "{reach}");
+}

@@ -47,7 +47,7 @@ pub(crate) fn run(s: &mut Session, o: &Options, self_test: bool, out: impl Write
         display.aside(|| report.end_row()).map_err(|e| Failure::output(&e))?;
     }
     drop(display);
-    report.finish().map_err(|e| Failure::output(&e))?;
+    report.finish(&s.local.iface.counters()).map_err(|e| Failure::output(&e))?;
 
     s.flush()?;
     s.link.send(&Message::Bye)?;

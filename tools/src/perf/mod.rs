@@ -70,7 +70,10 @@ pub fn main(registry: &Registry, env: &Env) -> ExitCode {
         }
     };
     let ctx = Context { registry, env, options };
-    let result = if ctx.options.second_process {
+    let logs = uct::log::init(env).map_err(Failure::from);
+    let result = if logs.is_err() {
+        logs
+    } else if ctx.options.second_process {
         ctx.second_process()
     } else if ctx.options.server {
         ctx.serve()
@@ -141,12 +144,9 @@ impl Context<'_> {
 
     /// The server of one client.
     fn serve(&self) -> Result<()> {
-        // A device that does not work is told now, not when the client comes.
+        // What is wrong with this host is told now, not when the client comes.
         let alert = Arc::new(Alert::default());
-        let local = match self.options.transport {
-            Some(ref t) => Some(self.open(Some(t), &alert)?),
-            None => None,
-        };
+        let local = Some(self.open(self.options.transport.as_deref(), &alert)?);
         let listener = link::listen(self.options.port)?;
         let at = listener.local_addr().map_err(|e| Failure::new(format!("no address to listen on: {}", plain(&e))))?;
         say(&format!("listening on {at}"))?;
@@ -194,8 +194,13 @@ impl Context<'_> {
     ) -> Result<Served> {
         let (client, mode) = first_message(&mut link, self.options.timeout)?;
         let local = match local {
-            Some(l) => Ok(l),
-            None => self.open(Some(&client.transport), alert),
+            // With -x, a client of another transport is refused by `server::run`.
+            Some(l) if l.side.transport == client.transport || self.options.transport.is_some() => Ok(l),
+            // The transport of a server that names none is the client's choice.
+            other => {
+                drop(other);
+                self.open(Some(&client.transport), alert)
+            }
         };
         let local = match local {
             Ok(l) => l,

@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 
 use serde::Serialize;
+use uct::iface::Counter;
 
 use super::{
     bench::Sample,
@@ -136,8 +137,8 @@ impl<W: Write> Report<W> {
         self.out.flush()
     }
 
-    /// What comes after the last result.
-    pub(crate) fn finish(&mut self) -> io::Result<()> {
+    /// What comes after the last result. `counters` are those of the client's interface.
+    pub(crate) fn finish(&mut self, counters: &[Counter]) -> io::Result<()> {
         let messages: u64 = self.cells.iter().map(Cell::verified).sum();
         let bytes: u64 = self.cells.iter().map(|c| c.verified() * c.run.size as u64).sum();
         match self.format {
@@ -151,9 +152,13 @@ impl<W: Write> Report<W> {
                     thousands(messages),
                     volume(bytes)
                 )?;
+                // Numbers that are lower than expected have their reason here.
+                if let Some(c) = counters.iter().find(|c| c.name == RESENDS && c.value > 0) {
+                    writeln!(self.out, "The client sent {} packets again.", thousands(c.value))?;
+                }
             }
             Format::Table | Format::Csv => {}
-            Format::Json => self.write_json(messages, bytes)?,
+            Format::Json => self.write_json(messages, bytes, counters)?,
         }
         self.out.flush()
     }
@@ -257,7 +262,7 @@ impl<W: Write> Report<W> {
         line
     }
 
-    fn write_json(&mut self, messages: u64, bytes: u64) -> io::Result<()> {
+    fn write_json(&mut self, messages: u64, bytes: u64, counters: &[Counter]) -> io::Result<()> {
         let h = &self.heading;
         let side = |s: &Side| {
             serde_json::json!({
@@ -285,6 +290,8 @@ impl<W: Write> Report<W> {
                 v
             })
             .collect();
+        let counters: serde_json::Map<_, _> =
+            counters.iter().filter(|c| c.value > 0).map(|c| (c.name.to_string(), c.value.into())).collect();
         let all = serde_json::json!({
             "program": "uct_perf",
             "version": VERSION,
@@ -295,6 +302,7 @@ impl<W: Write> Report<W> {
             "client": side(&h.client),
             "server": side(&h.server),
             "results": results,
+            "client_counters": counters,
             "verified_messages": messages,
             "verified_bytes": bytes,
         });
@@ -302,6 +310,8 @@ impl<W: Write> Report<W> {
     }
 }
 
+/// The counter of packets that were sent again.
+const RESENDS: &str = "tx.resends";
 /// Column widths.
 const SIZE: usize = 8;
 const LAT: usize = 8;

@@ -35,6 +35,8 @@ impl SecondProcess {
             .args(arguments(o))
             .stdin(Stdio::from(std::os::fd::OwnedFd::from(theirs)))
             .stdout(Stdio::null())
+            // This process has said it already.
+            .env("UCX_WARN_UNUSED_ENV_VARS", "n")
             .spawn()
             .map_err(failed)?;
         Ok((SecondProcess { child }, ours))
@@ -49,7 +51,7 @@ impl SecondProcess {
     pub(crate) fn explain(&mut self, f: Failure) -> Failure {
         match self.wait(GRACE / 10) {
             Some(status) if status.code() != Some(1) && !status.success() => {
-                f.suffix(&format!("it ended with {status}"))
+                f.suffix(Some(format!("it ended with {status}")))
             }
             _ => f,
         }

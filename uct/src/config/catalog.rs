@@ -63,7 +63,7 @@ impl Setting {
         let name = origin.variable().unwrap_or_default().to_string();
         let (value, error) = match field.canonical(text) {
             Ok(value) => (value, None),
-            Err(why) => (text.to_string(), Some(env::invalid(&name, text, origin, &why, field.forms()))),
+            Err(why) => (text.to_string(), Some(env::invalid(&name, text, origin, &why))),
         };
         Setting { name, names, value, default, origin: origin.clone(), error, field }
     }

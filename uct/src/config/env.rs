@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt, path::Path};
 
-use super::{Scope, Value, known};
+use super::{Scope, known};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Where a value came from.
@@ -184,11 +184,11 @@ impl Env {
         })
     }
 
-    /// The value of `field` in `scope`, through `parse`.
+    /// The value of `field` in `scope`, through `parse`, whose error says what is wrong and what is accepted.
     ///
     /// # Errors
-    /// `InvalidConfig`, naming the variable, its value, what is wrong and what is accepted.
-    pub fn value<T: Value>(
+    /// `InvalidConfig`, naming the variable and its value, with the error of `parse`.
+    pub fn value<T>(
         &self,
         scope: &Scope,
         field: &str,
@@ -199,7 +199,7 @@ impl Env {
             Some((text, origin)) => (text, origin.clone()),
             None => (default, Origin::Default),
         };
-        parse(text).map_err(|why| invalid(&scope.strongest(field), text, &origin, &why, T::FORMS))
+        parse(text).map_err(|why| invalid(&scope.strongest(field), text, &origin, &why))
     }
 
     /// Every variable there is, by name, with its value and origin; of a name that is set in several layers the winner.
@@ -213,11 +213,11 @@ impl Env {
 }
 
 /// The error for a bad value.
-pub(super) fn invalid(strongest: &str, text: &str, origin: &Origin, why: &str, forms: &str) -> Error {
+pub(super) fn invalid(strongest: &str, text: &str, origin: &Origin, why: &str) -> Error {
     let place = match origin {
         Origin::File { path, line, .. } => format!(" ({path} line {line})"),
         _ => String::new(),
     };
     let name = origin.variable().unwrap_or(strongest);
-    Error::new(ErrorKind::InvalidConfig, format!("{name}={text}{place}: {why}; accepted: {forms}"))
+    Error::new(ErrorKind::InvalidConfig, format!("{name}={text}{place}: {why}"))
 }

@@ -45,7 +45,7 @@ impl Field {
     /// `text` in the form in which values of this field are printed.
     ///
     /// # Errors
-    /// Why `text` is not a value of this field.
+    /// Why `text` is not a value of this field, and what is.
     pub fn canonical(&self, text: &str) -> Result<String, String> {
         (self.canonical)(text)
     }
@@ -155,9 +155,12 @@ macro_rules! config_table {
             }
 
             $(
-                /// Parses and checks one value.
+                /// Parses and checks one value. The error says what is wrong and what is accepted.
                 fn $field(text: &str) -> Result<$ty, String> {
-                    let value = <$ty as $crate::config::Value>::parse(text)?;
+                    let value = <$ty as $crate::config::Value>::parse(text).map_err(|why| {
+                        let forms = <$ty as $crate::config::Value>::FORMS;
+                        format!(concat!("{}; accepted: {}" $(, "; ", $message)?), why, forms)
+                    })?;
                     $(
                         let check: fn(&$ty) -> bool = $check;
                         if !check(&value) {
