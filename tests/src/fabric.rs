@@ -11,6 +11,7 @@ use std::{
 use ib::{
     ah::Executor,
     device::{Device, SoftIdentity},
+    mock::MockDevice,
     sim::{SimConfig, SimDevice, SimNet},
     soft::{SoftConfig, SoftDevice},
 };
@@ -114,6 +115,42 @@ impl Fabric for Sim {
 
     fn report(&self) -> String {
         self.net.report()
+    }
+}
+
+/// The simulated network, behind devices whose verbs calls can be told to fail.
+pub struct Mocked(pub Sim);
+
+impl Fabric for Mocked {
+    type Device = MockDevice<SimDevice>;
+    const NAME: &'static str = "mocked";
+
+    fn new(seed: u64) -> Self {
+        Mocked(Sim::new(seed))
+    }
+
+    fn device(&mut self) -> Arc<MockDevice<SimDevice>> {
+        MockDevice::new(self.0.device())
+    }
+
+    fn clock(&self) -> Arc<dyn Clock> {
+        self.0.clock()
+    }
+
+    fn executor(&self) -> Executor {
+        self.0.executor()
+    }
+
+    fn idle(&mut self, next: Option<Time>) -> bool {
+        self.0.idle(next)
+    }
+
+    fn patience(&self) -> Duration {
+        self.0.patience()
+    }
+
+    fn report(&self) -> String {
+        self.0.report()
     }
 }
 
