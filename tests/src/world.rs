@@ -299,12 +299,12 @@ impl<F: Fabric> World<F> {
         }
     }
 
-    /// Runs for a time on the fabric's clock, or until nothing can happen any more.
+    /// Runs for a time on the fabric's clock. It passes also if nothing can happen any more.
     pub fn run_for(&mut self, time: Duration) {
         let end = self.now() + time;
         while self.now() < end {
             if self.step().is_none() {
-                break;
+                self.fabric.skip_to(end);
             }
         }
     }
