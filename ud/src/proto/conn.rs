@@ -523,6 +523,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         ep.peer = p;
         ep.peer_next = first;
         ep.peer_prev = NIL;
+        self.peers[p].waiting += u32::from(ep.is.contains(Is::WANT_WRITABLE));
         self.peers[p].first_ep = slot;
     }
 
