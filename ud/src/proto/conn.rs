@@ -203,6 +203,12 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         if ep.owner == Owner::User {
             self.events.push_back(Event::Connected(id));
         }
+        if !ep.is.contains(Is::P2P) && ep.owner != Owner::Passive {
+            // An endpoint that asked before the peer restarted may have a number from beyond the restarted numbering.
+            let used = ep.conn_sn.saturating_add(1);
+            let peer = &mut self.peers[ep.peer];
+            peer.next_conn_sn = peer.next_conn_sn.max(used);
+        }
         self.wake_writer(slot);
     }
 
