@@ -9,6 +9,9 @@ pub mod fabric;
 pub mod flow;
 pub mod hooks;
 pub mod teardown;
+pub mod hooks;
+pub mod packets;
+pub mod raw;
 pub mod world;
 
 /// Instantiates generic tests: for each `name` there must be `fn name<F: Fabric>(w: World<F>)` in scope.

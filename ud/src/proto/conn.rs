@@ -308,8 +308,8 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         if ep.dest == info.ep_id {
             return Some(self.on_duplicate_creq(slot));
         }
-        if ep.is_failed() {
-            // The peer opens this connection anew; the failed endpoint keeps only its owner's interest.
+        if ep.is_dest_known() && ep.is_lingering() || ep.is_failed() {
+            // The peer opens this connection anew. The old endpoint finishes its own business, if it can, by itself.
             self.remove_match(slot);
             return None;
         }
@@ -317,10 +317,9 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
             self.on_crossing_creq(now, slot, info);
             return Some(CreqOutcome::Matched(id));
         }
-        if ep.is_lingering() {
-            // The endpoint it was connected to is gone: what it still had to say has no addressee.
-            self.free_ep(slot);
-            return None;
+        if self.peers[ep.peer].ext.is_some() {
+            // Peers of ours never use a number twice for one process of ours: this request was meant for the one before us.
+            return Some(self.refuse_creq(DropReason::WrongEpId));
         }
         // Same process, other endpoint: follow it, and keep our own numbering (`docs/ud-protocol.md` "Restart").
         self.stats.stale_dest += 1;
