@@ -412,3 +412,69 @@ fn an_async_handler_that_destroys_endpoints() {
     a.finish();
     b.finish();
 }
+
+/// Who sends to an id without a handler must not stop the others until the user comes back.
+#[test]
+fn messages_without_handler_do_not_stop_async_ones() {
+    let (_w, a, b) = pair("messages_without_handler_do_not_stop_async_ones");
+    let log = Log::default();
+    log_on(&b, ASYNC, true, &log);
+    let ep = a.connect(&b);
+    // More than may wait for the user.
+    for i in 0..6000 {
+        send(&a, &*ep, if i % 3 == 0 { ASYNC } else { ID }, i);
+    }
+    spin("all are delivered", || {
+        a.worker.progress();
+        log.lock().len() == 2000
+    });
+    spin("the others are dropped", || b.counter("rx.no_handler") == 4000);
+    assert_eq!(b.counter("rx.waiting"), 0);
+    drop(ep);
+    a.finish();
+    b.finish();
+}
+
+/// A handler that becomes sync in the middle of a batch is the user's from the next message on.
+#[test]
+fn async_handler_replaced_by_sync_in_its_batch() {
+    let (_w, a, b) = pair("async_handler_replaced_by_sync_in_its_batch");
+    let log = Log::default();
+    let ep = a.connect(&b);
+    send(&a, &*ep, ID, 0);
+    spin("connected, and all is acknowledged", || {
+        a.worker.progress();
+        matches!(ep.flush(FlushMode::Local, None), Ok(Posted::Done))
+    });
+    let (iface, l) = (Arc::downgrade(b.iface().transport()), log.clone());
+    b.iface()
+        .on_am_async(ASYNC, move |m| {
+            let number = |m: &uct::AmMessage<'_>| u64::from_ne_bytes(m.data()[..8].try_into().unwrap());
+            l.lock().push((number(&m), std::thread::current().id()));
+            let l = l.clone();
+            let next = move |m: uct::AmMessage<'_>| l.lock().push((number(&m), std::thread::current().id()));
+            let iface = iface.upgrade().unwrap();
+            iface.set_am_handler(ASYNC, Some(Arc::new(next)), uct::am::HandlerKind::Sync).unwrap();
+        })
+        .unwrap();
+    // What comes while b takes no part is in one batch later.
+    b.iface().progress_enable(false);
+    let mut sent = 0;
+    while ep.am_short(ASYNC, sent, b"").is_ok() {
+        sent += 1;
+    }
+    assert!(sent >= 2, "the window takes {sent}");
+    b.iface().progress_enable(true);
+    spin("the first is delivered", || log.lock().len() == 1);
+    spin("all are delivered", || {
+        a.worker.progress();
+        b.worker.progress();
+        log.lock().len() as u64 == sent
+    });
+    let me = std::thread::current().id();
+    let log = log.lock();
+    assert!(log.iter().enumerate().all(|(i, (n, t))| *n == i as u64 && (*t == me) == (i > 0)), "{log:?}");
+    drop(ep);
+    a.finish();
+    b.finish();
+}

@@ -35,6 +35,7 @@ use crate::{
     config::UdConfig,
     deliver::{Delivery, Later, Ready, ThreadMark},
     ep::EpShared,
+    live::Who,
     op::Op,
     pending::PendingQueues,
     pools::{Pool, Returns},
@@ -194,7 +195,10 @@ impl<D: Device> Core<D> {
 
     /// Ends a delivery: buffers go home, the right to deliver goes back, what callbacks sent leaves. Returns what callbacks
     /// have left for the end of their batch.
-    pub(crate) fn end_delivery(&self, mut d: Box<Delivery>) -> Vec<Later> {
+    ///
+    /// For [`Who::Thread`] that stays in the state, also for a moment: while the progress thread had it, a destroy in the
+    /// user's thread would miss what it must settle.
+    pub(crate) fn end_delivery(&self, mut d: Box<Delivery>, who: Who) -> Vec<Later> {
         let mut guard = self.state.lock();
         let st = &mut *guard;
         st.delivering_on = None;
@@ -207,10 +211,11 @@ impl<D: Device> Core<D> {
                     live.ready.push_front(r);
                 }
                 live.tx.ring(&mut live.qp);
-                let mut later = std::mem::take(&mut live.later);
+                // What is left of a batch whose callback panicked is older.
                 if !d.later.is_empty() {
-                    later = d.later.drain(..).chain(later).collect();
+                    live.later.splice(0..0, d.later.drain(..));
                 }
+                let later = if who == Who::User { std::mem::take(&mut live.later) } else { Vec::new() };
                 st.delivery = Some(d);
                 later
             }

@@ -513,7 +513,8 @@ impl<D: Device> Core<D> {
     /// Does what must be done with no lock held.
     pub(crate) fn run_later(&self, later: Vec<Later>) {
         let mut failed_peer = Vec::new();
-        for l in later {
+        let mut rest = Rest { core: self, later: later.into_iter() };
+        while let Some(l) = rest.later.next() {
             l.run(self, &mut failed_peer);
         }
         for ep in failed_peer {
@@ -534,6 +535,24 @@ impl<D: Device> Core<D> {
             .collect();
         for e in same {
             live.engine.invalidate(now, e);
+        }
+        // So that who looks whether he may sleep sees that there are reports.
+        live.pump(self);
+        live.tx.ring(&mut live.qp);
+    }
+}
+
+/// What [`Core::run_later`] has not got to. If a callback panics, the others keep their results, for the next progress.
+struct Rest<'a, D: Device> {
+    core: &'a Core<D>,
+    later: std::vec::IntoIter<Later>,
+}
+
+impl<D: Device> Drop for Rest<'_, D> {
+    fn drop(&mut self) {
+        let later: Vec<Later> = self.later.by_ref().collect();
+        if !later.is_empty() {
+            self.core.put_back_later(later);
         }
     }
 }

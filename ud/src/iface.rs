@@ -326,7 +326,8 @@ impl<D: Device> Core<D> {
         self.run_later(later);
         drop(requests);
         // Handlers may hold endpoints of this interface, which hold it. They end last: settling was theirs to see.
-        drop((self.handlers.clear(), delivery, self.error_handler.lock().take()));
+        let error_handler = self.error_handler.lock().take();
+        drop((self.handlers.clear(), delivery, error_handler));
     }
 }
 
