@@ -1,8 +1,8 @@
-//! The end of a world: everything goes home. Suites call [`World::finish`] last.
+//! The end of a world: everything goes home. Suites call [`World::end`] last.
 
 use std::time::Duration;
 
-use crate::{hooks::Hooks, world::World};
+use crate::{weather::Hooks, world::World};
 
 impl<F: Hooks> World<F> {
     /// Runs until nothing but posted receives is in use: send buffers are free, received messages delivered.
@@ -20,7 +20,7 @@ impl<F: Hooks> World<F> {
     /// Closes everything and checks that nothing is left: address handles created and destroyed are equal in number, no
     /// device saw anything forbidden, nothing is alive on any.
     #[track_caller]
-    pub fn finish(mut self) {
+    pub fn end(mut self) {
         for n in &mut self.nodes {
             n.iface = None;
         }

@@ -7,8 +7,8 @@ use uct::{Ep, EpParams};
 use uct_tests::{
     fabric::{Fabric, Sim},
     flow::{Flow, Kind, Ledger},
-    hooks::{Hooks, Weather, kind_of, lose_first},
     on_fabrics,
+    weather::{Hooks, Weather, kind_of, lose_first},
     world::{NodeOptions, World},
 };
 
@@ -25,6 +25,7 @@ on_fabrics! { sim, soft;
     connect_ep_to_ep,
     connect_to_itself,
     crossing_rounds,
+    an_ack_that_overtakes_the_crep_is_no_answer,
 }
 
 fn quick() -> NodeOptions {
@@ -82,7 +83,7 @@ fn connect_iface_single<F: Hooks>(w: World<F>) {
     drop((a, b));
     w.run_until("both records are freed", |w| w.total("eps") == 0);
     w.buffers_come_home();
-    w.finish();
+    w.end();
 }
 
 fn connect_iface_single_drop_creq<F: Hooks>(w: World<F>) {
@@ -107,7 +108,7 @@ fn connect_iface_single_drop_creq<F: Hooks>(w: World<F>) {
     assert_eps(&w, &[2, 2]);
     drop((a, a2, b2, b3));
     w.run_until("all records are freed", |w| w.total("eps") == 0);
-    w.finish();
+    w.end();
 }
 
 fn connect_iface_single_drop_crep<F: Hooks>(w: World<F>) {
@@ -121,7 +122,7 @@ fn connect_iface_single_drop_crep<F: Hooks>(w: World<F>) {
     assert_eps(&w, &[1, 1]);
     drop(a);
     w.run_until("both records are freed", |w| w.total("eps") == 0);
-    w.finish();
+    w.end();
 }
 
 fn connect_iface_seq<F: Hooks>(w: World<F>) {
@@ -152,7 +153,7 @@ fn connect_iface_seq<F: Hooks>(w: World<F>) {
     talk(&mut w, 1, 0, &b.iter().collect::<Vec<_>>(), 0);
     drop((a, b, rest));
     w.run_until("all records are freed", |w| w.total("eps") == 0);
-    w.finish();
+    w.end();
 }
 
 fn connect_iface_2to1<F: Hooks>(w: World<F>) {
@@ -170,7 +171,7 @@ fn connect_iface_2to1<F: Hooks>(w: World<F>) {
     w.run_until("both arrive", |w| w.nodes[1].inbox.lock().len() == 2);
     let got = w.nodes[1].take();
     assert_ne!(got[0].ep, got[1].ep);
-    w.finish();
+    w.end();
 }
 
 fn connect_iface_sim<F: Hooks>(w: World<F>) {
@@ -181,7 +182,7 @@ fn connect_iface_sim<F: Hooks>(w: World<F>) {
     w.settle();
     assert_eps(&w, &[1, 1]);
     assert_eq!(w.total("ep.passive_created"), w.total("ep.passive_claimed"));
-    w.finish();
+    w.end();
 }
 
 fn connect_iface_sim2v2<F: Hooks>(w: World<F>) {
@@ -199,7 +200,7 @@ fn connect_iface_sim2v2<F: Hooks>(w: World<F>) {
         let other = Some(b[1 - i].address().unwrap());
         assert!(!a[i].is_connected(&n[1].device_address(), &n[1].iface_address(), other.as_deref()));
     }
-    w.finish();
+    w.end();
 }
 
 fn connect_iface_2k<F: Hooks>(w: World<F>) {
@@ -221,7 +222,7 @@ fn connect_iface_2k<F: Hooks>(w: World<F>) {
     w.run_until("all records are freed", |w| w.total("eps") == 0);
     assert!(w.nodes.iter().all(|n| n.worker.next_timeout().is_none()), "nothing is left to wait for");
     w.buffers_come_home();
-    w.finish();
+    w.end();
 }
 
 /// Both sides connect at once while no control packet gets through for a while.
@@ -250,7 +251,7 @@ fn crep_drop_on_both_sides<F: Hooks>(w: World<F>) {
     let before = (w.total("tx.creq"), w.total("tx.crep"), w.total("tx.resends"));
     w.run_for(Duration::from_millis(50));
     assert_eq!(before, (w.total("tx.creq"), w.total("tx.crep"), w.total("tx.resends")));
-    w.finish();
+    w.end();
 }
 
 fn connect_ep_to_ep<F: Hooks>(w: World<F>) {
@@ -273,7 +274,7 @@ fn connect_ep_to_ep<F: Hooks>(w: World<F>) {
     assert_eps(&w, &[1, 1]);
     drop((a, b));
     w.run_until("both records are freed", |w| w.total("eps") == 0);
-    w.finish();
+    w.end();
 }
 
 fn connect_to_itself<F: Hooks>(mut w: World<F>) {
@@ -284,7 +285,7 @@ fn connect_to_itself<F: Hooks>(mut w: World<F>) {
     w.settle();
     drop((a, b));
     w.run_until("all records are freed", |w| w.total("eps") == 0);
-    w.finish();
+    w.end();
 }
 
 /// The heart of the matter: both sides connect at the same moment, over and over, and the network loses packets. There is
@@ -328,5 +329,24 @@ fn crossing_rounds<F: Hooks>(w: World<F>) {
     rounds(&mut w, 50, few);
     assert!(w.total("ep.restarts") == 0 && w.total("ep.failures") == 0);
     w.buffers_come_home();
-    w.finish();
+    w.end();
+}
+
+/// The peer has the request, but its answer is lost again and again, while other packets of the peer acknowledge the
+/// request: the endpoint goes on asking, and fails in the end.
+fn an_ack_that_overtakes_the_crep_is_no_answer<F: Hooks>(mut w: World<F>) {
+    let mut o = quick();
+    o.ud.timeout = Duration::from_millis(60);
+    w.add(&o);
+    w.add(&quick());
+    F::set_tx_filter(&w.nodes[1].device, Some(lose_first("CREP", u32::MAX)));
+    let a = w.nodes[0].connect(&w.nodes[1]);
+    w.run_until("the endpoint is given up", |w| !w.nodes[0].failures.lock().is_empty());
+    assert_eq!(w.nodes[0].failures.lock().len(), 1);
+    F::set_tx_filter(&w.nodes[1].device, None);
+    drop(a);
+    let b = w.nodes[0].connect(&w.nodes[1]);
+    talk(&mut w, 0, 1, &[&b], 0);
+    w.settle();
+    w.end();
 }
