@@ -57,11 +57,25 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         ep.last_heard = now;
         let is_lingering = ep.is_lingering();
         let verdict = self.on_ep_packet(now, slot, neth, meta, bytes);
+        if let Err(DropReason::Duplicate) = verdict {
+            self.note_repetition(slot);
+        }
         if is_lingering {
             self.maybe_close(now, slot);
         }
         self.debug_check(slot);
         verdict
+    }
+
+    /// The peer sends again what arrived long ago: our acks do not reach it. Who only receives has nothing in flight that
+    /// could go unanswered, so this is how it learns that its link leads nowhere.
+    fn note_repetition(&mut self, slot: u32) {
+        let ep = &mut self.eps[slot];
+        ep.repeated = ep.repeated.saturating_add(1);
+        if matches!(ep.repeated, 6 | 32 | 128) {
+            let id = EpId { slot, id: ep.id };
+            self.events.push_back(Event::Stalled(id));
+        }
     }
 
     /// A failed endpoint answers one thing: the repeated BYE of a peer that closed.
@@ -234,6 +248,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     fn accept(&mut self, slot: u32, psn: Psn) {
         let ep = &mut self.eps[slot];
         ep.rx_head = psn;
+        ep.repeated = 0;
         ep.is.insert(Is::RX_ANY);
         if ep.held.is_some() {
             // A kept copy of what just came by itself.
