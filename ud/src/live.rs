@@ -524,6 +524,10 @@ impl<D: Device> Live<D> {
     pub(crate) fn resolve(&mut self, core: &Core<D>, ep: EpId, origin: Origin) -> Result<(), Error> {
         let Some((attr, qpn, _)) = self.engine.peer(ep) else { return Ok(()) };
         let (attr, qpn) = (*attr, Qpn::truncate(qpn));
+        if origin == Origin::Local {
+            // What the device has told already counts for new endpoints, whoever has not looked yet.
+            core.md.poll_events();
+        }
         let options = match origin {
             Origin::Local => GetOptions::local("ud endpoint"),
             Origin::Stranger => GetOptions::stranger("ud passive endpoint"),
