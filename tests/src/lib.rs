@@ -7,9 +7,10 @@
 
 pub mod fabric;
 pub mod flow;
-
+pub mod hooks;
+pub mod packets;
+pub mod raw;
 pub mod teardown;
-pub mod weather;
 pub mod world;
 
 /// Instantiates generic tests: for each `name` there must be `fn name<F: Fabric>(w: World<F>)` in scope.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{weather::Hooks, world::World};
+use crate::{hooks::Hooks, world::World};
 
 impl<F: Hooks> World<F> {
     /// Runs until nothing but posted receives is in use: send buffers are free, received messages delivered.

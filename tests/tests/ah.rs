@@ -12,8 +12,8 @@ use uct::{Ep, EpParams, ErrorKind};
 use uct_tests::{
     fabric::{Fabric, Sim},
     flow::{Flow, Kind, Ledger},
+    hooks::Hooks,
     on_fabrics,
-    weather::Hooks,
     world::{Motion, NodeOptions, World},
 };
 

@@ -7,8 +7,8 @@ use uct::{Ep, EpParams};
 use uct_tests::{
     fabric::{Fabric, Sim},
     flow::{Flow, Kind, Ledger},
+    hooks::{Hooks, Weather, kind_of, lose_first},
     on_fabrics,
-    weather::{Hooks, Weather, kind_of, lose_first},
     world::{NodeOptions, World},
 };
 

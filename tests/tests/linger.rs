@@ -15,8 +15,8 @@ use uct::{Completion, Ep, ErrorKind, FlushMode, SendError};
 use uct_tests::{
     fabric::{Fabric, Sim, Soft},
     flow::{Flow, Kind, Ledger, draw_message},
+    hooks::{Hooks, Weather, lose_first},
     on_fabrics,
-    weather::{Hooks, Weather, lose_first},
     world::{Motion, NodeOptions, World},
 };
 

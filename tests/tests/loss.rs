@@ -13,8 +13,8 @@ use uct::{AmId, Ep, SendError, am::AmDesc, config::Bytes};
 use uct_tests::{
     fabric::{Fabric, Sim, Soft},
     flow::{Flow, Kind, Ledger, draw_message},
+    hooks::{Hooks, Weather},
     on_fabrics,
-    weather::{Hooks, Weather},
     world::{Motion, NodeOptions, World},
 };
 

@@ -8,7 +8,7 @@ use uct::Ep;
 use uct_tests::{
     fabric::Sim,
     flow::{Flow, Kind, Ledger},
-    weather::Weather,
+    hooks::Weather,
     world::{NodeOptions, World},
 };
 

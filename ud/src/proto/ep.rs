@@ -35,7 +35,7 @@ pub(super) enum State {
 }
 
 impl State {
-    fn may_become(self, to: State) -> bool {
+    pub(super) fn may_become(self, to: State) -> bool {
         match (self, to) {
             (State::Idle, State::Resolving) => true,
             (State::Resolving, State::Connecting | State::Connected) => true,
@@ -217,6 +217,8 @@ pub(super) struct Ep<L, R> {
     pub(super) resends: u32,
     /// Packets that came again since the last one that was new: the peer does not hear our acks.
     pub(super) repeated: u16,
+    /// When the first of them came.
+    pub(super) repeated_since: Time,
 }
 
 // An idle endpoint is the record and one place in two hash tables; see `Engine` for the whole sum.
@@ -262,6 +264,7 @@ impl<L, R> Ep<L, R> {
             last_serial: 0,
             resends: 0,
             repeated: 0,
+            repeated_since: Time::ZERO,
         }
     }
 

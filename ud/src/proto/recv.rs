@@ -58,7 +58,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         let is_lingering = ep.is_lingering();
         let verdict = self.on_ep_packet(now, slot, neth, meta, bytes);
         if let Err(DropReason::Duplicate) = verdict {
-            self.note_repetition(slot);
+            self.note_repetition(now, slot);
         }
         if is_lingering {
             self.maybe_close(now, slot);
@@ -69,10 +69,15 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
 
     /// The peer sends again what arrived long ago: our acks do not reach it. Who only receives has nothing in flight that
     /// could go unanswered, so this is how it learns that its link leads nowhere.
-    fn note_repetition(&mut self, slot: u32) {
+    fn note_repetition(&mut self, now: Time, slot: u32) {
         let ep = &mut self.eps[slot];
+        if ep.repeated == 0 {
+            ep.repeated_since = now;
+        }
         ep.repeated = ep.repeated.saturating_add(1);
-        if matches!(ep.repeated, 6 | 32 | 128) {
+        // A burst of losses is no sign; a peer that repeats itself for long is.
+        if ep.repeated >= 6 && now.since(ep.repeated_since) >= self.cfg.timeout / 6 {
+            ep.repeated = 0;
             let id = EpId { slot, id: ep.id };
             self.events.push_back(Event::Stalled(id));
         }
@@ -82,7 +87,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     fn on_late_packet(&mut self, slot: u32, neth: Neth, bytes: &[u8]) -> Result<RxVerdict, DropReason> {
         let is_bye = !neth.is_am() && neth.is(wire::CTL) && wire::ctl_type(bytes) == Some(wire::BYE);
         if is_bye && self.eps[slot].is.contains(Is::PEER_CLOSED) {
-            self.owe(slot, Owed::BYE_ACK);
+            self.owe_bye_ack(slot);
         }
         Err(DropReason::EpFailed)
     }
@@ -235,7 +240,8 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         if psn.is_upto(ep.rx_head) {
             return Err(DropReason::Duplicate);
         }
-        if usize::from(ahead) > self.hold_places {
+        // Before the handshake nobody knows yet from which process, and from which numbering, it came.
+        if usize::from(ahead) > self.hold_places || !ep.is_dest_known() {
             return Err(DropReason::Gap);
         }
         match &ep.held {

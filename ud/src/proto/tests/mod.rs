@@ -10,4 +10,5 @@ mod loss;
 mod net;
 mod regressions;
 mod silence;
+mod violence;
 mod window;

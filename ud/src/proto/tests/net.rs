@@ -296,7 +296,9 @@ impl Net {
     // --- the network
 
     fn post(&mut self, from: usize, to: Addr, qpn: u32, bytes: Vec<u8>) {
-        if self.log.len() == 64 {
+        // A replay shows more.
+        let keep = if std::env::var_os("SIM_SEED").is_some() { 2000 } else { 64 };
+        if self.log.len() >= keep {
             self.log.pop_front();
         }
         let passes = self.filter.as_mut().is_none_or(|f| f(from, &bytes)) && !self.rng.percent(self.faults.loss);
@@ -493,6 +495,11 @@ impl Net {
     pub(super) fn tail(&self) -> String {
         let lines: Vec<&str> = self.log.iter().map(String::as_str).collect();
         format!("last packets:\n{}", lines.join("\n"))
+    }
+
+    /// Loses everything that is on its way.
+    pub(super) fn clear_wire(&mut self) {
+        self.wire.clear();
     }
 
     /// A new process at a node's address: same address and queue pair, new incarnation.
