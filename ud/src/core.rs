@@ -131,6 +131,8 @@ pub(crate) struct Live<D: Device> {
     pub(crate) later: Vec<Later>,
     pub(crate) counters: Counters,
     pub(crate) idle_rounds: u32,
+    /// The last send when a report was last asked for out of turn.
+    pub(crate) nudged_at: u64,
 }
 
 /// Counters of the glue; the engine and the device have their own.

@@ -227,6 +227,7 @@ impl<D: Device> Core<D> {
             later: Vec::new(),
             counters: Counters::default(),
             idle_rounds: 0,
+            nudged_at: 0,
         };
         let state = State { live: Some(live), delivery: None, delivering_on: None, orphans: Vec::new() };
         let core = Arc::new_cyclic(|me| Core {
@@ -313,8 +314,9 @@ impl<D: Device> Core<D> {
         drop(qp);
         // Now no posted send can name an address handle or read a buffer.
         for r in tx.into_retired() {
-            if let Retired::Regions(iov) = r {
-                later.push(Later::Regions(iov));
+            match r {
+                Retired::Regions(iov) => later.push(Later::Regions(iov)),
+                Retired::Buf(_) => {}
             }
         }
         drop((engine, resolving, wcs, ready));
