@@ -123,6 +123,9 @@ pub(crate) struct Live<D: Device> {
     pub(crate) failed: Option<Error>,
     /// A receive completed with an error: look at the state of the queue pair.
     pub(crate) rx_failed: bool,
+    /// Messages that the engine keeps beyond gaps, of all endpoints: what strangers can make us keep has a bound.
+    pub(crate) held: usize,
+    pub(crate) held_max: usize,
     pub(crate) wcs: Vec<RecvWc>,
     pub(crate) post_scratch: Vec<Buf>,
     /// Messages that wait for the user's thread.
@@ -142,6 +145,8 @@ pub(crate) struct Counters {
     pub(crate) rx_dgid: u64,
     pub(crate) rx_bad_creq: u64,
     pub(crate) rx_queue_full: u64,
+    pub(crate) rx_held_full: u64,
+    pub(crate) rx_no_memory: u64,
     pub(crate) rx_errors: u64,
     pub(crate) qp_resets: u64,
     pub(crate) re_resolved: u64,

@@ -69,6 +69,9 @@ pub struct Tuning {
     pub features: Option<Features>,
     /// Endpoints made by strangers' requests that nobody claims; 65,536 if absent.
     pub passive_max: Option<usize>,
+    /// Messages beyond gaps that are kept, over all endpoints, until the gap is closed; 8192 if absent. What comes beyond
+    /// the bound is dropped, and the peer sends it again.
+    pub held_max: Option<usize>,
 }
 
 /// Opens a UD interface on port `port` of the domain's device.
@@ -221,6 +224,8 @@ impl<D: Device> Core<D> {
             events_seen: md.event_count(),
             failed: None,
             rx_failed: false,
+            held: 0,
+            held_max: tuning.held_max.unwrap_or(8192),
             wcs: Vec::with_capacity(64),
             post_scratch: Vec::new(),
             ready: VecDeque::new(),
@@ -641,6 +646,8 @@ impl<D: Device> Interface for Core<D> {
             c("rx.dgid", k.rx_dgid),
             c("rx.bad_creq", k.rx_bad_creq),
             c("rx.queue_full", k.rx_queue_full),
+            c("rx.held_full", k.rx_held_full),
+            c("rx.no_memory", k.rx_no_memory),
             c("rx.errors", k.rx_errors),
             c("rx.no_handler", self.no_handler.load(Ordering::Relaxed)),
             c("qp.resets", k.qp_resets),
