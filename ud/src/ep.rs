@@ -66,7 +66,7 @@ impl<D: Device> EpShared<D> {
             return Err(e.clone());
         }
         if self.closed.load(Ordering::Relaxed) {
-            return Err(self.err(ErrorKind::Closed, "the endpoint is closed"));
+            return Err(self.err(ErrorKind::Closed, "the endpoint is closed").scoped(Scope::Endpoint));
         }
         Ok(live)
     }
@@ -267,6 +267,13 @@ impl<D: Device> Endpoint for EpShared<D> {
         }
         if iov.len() > limits.iov {
             let text = format!("zero-copy message of {} pieces: at most {}", iov.len(), limits.iov);
+            return Err(self.err(ErrorKind::InvalidParam, text).into());
+        }
+        // A key of another device would put the queue pair into the ERROR state, with everybody's messages.
+        let here = Arc::as_ptr(self.core.md.device()).addr();
+        if iov.iter().any(|s| s.device() != here) {
+            let text =
+                "zero-copy message from memory of another device: allocate it from this interface's memory domain";
             return Err(self.err(ErrorKind::InvalidParam, text).into());
         }
         let len = iov.iter().fold(header.len(), |n, s| n.saturating_add(s.len()));
