@@ -240,9 +240,14 @@ impl<F: Fabric> World<F> {
     /// Moves every node once; lets time pass if none had anything to do. Returns the number of events; `None` if nothing
     /// can happen any more.
     pub fn step(&mut self) -> Option<usize> {
+        self.step_before(None)
+    }
+
+    /// The same, but time does not pass beyond `end`.
+    fn step_before(&mut self, end: Option<Time>) -> Option<usize> {
         let mut events = 0;
         let now = self.now();
-        let mut next: Option<Time> = None;
+        let mut next = end;
         let mut soonest = |t: Option<Time>| next = [next, t].into_iter().flatten().min();
         for n in &mut self.nodes {
             match n.motion {
@@ -303,9 +308,7 @@ impl<F: Fabric> World<F> {
     pub fn run_for(&mut self, time: Duration) {
         let end = self.now() + time;
         while self.now() < end {
-            if self.step().is_none() {
-                self.fabric.skip_to(end);
-            }
+            self.step_before(Some(end));
         }
     }
 

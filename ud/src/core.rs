@@ -127,6 +127,10 @@ pub(crate) struct Live<D: Device> {
     pub(crate) later: Vec<Later>,
     pub(crate) counters: Counters,
     pub(crate) idle_rounds: u32,
+    /// When the device was last asked for events.
+    pub(crate) events_polled: Time,
+    /// Ask it in this round.
+    pub(crate) look_for_events: bool,
 }
 
 /// Counters of the glue; the engine and the device have their own.

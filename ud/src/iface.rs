@@ -222,6 +222,8 @@ impl<D: Device> Core<D> {
             later: Vec::new(),
             counters: Counters::default(),
             idle_rounds: 0,
+            events_polled: worker.clock().now(),
+            look_for_events: false,
         };
         let state = State { live: Some(live), delivery: None, delivering_on: None };
         let core = Arc::new_cyclic(|me| Core {

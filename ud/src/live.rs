@@ -41,6 +41,10 @@ const READY_MAX: usize = 4096;
 /// Idle rounds between two looks for events of the device.
 const EVENT_POLL_EVERY: u32 = 32;
 
+/// Time after which the next idle round looks for events of the device anyway: a program that sleeps between messages has
+/// few rounds.
+const EVENT_POLL_AFTER: Duration = Duration::from_millis(50);
+
 /// Control packets and resends sent in one round at most.
 const TRANSMIT_MAX: usize = 256;
 
@@ -70,9 +74,14 @@ impl<D: Device> Live<D> {
         if events == 0 {
             // Events of the device are rare, so looking for them is for idle rounds.
             self.idle_rounds = self.idle_rounds.wrapping_add(1);
-            if self.idle_rounds.is_multiple_of(EVENT_POLL_EVERY) || who == Who::Thread {
-                core.md.poll_events();
-            }
+            self.look_for_events |= self.idle_rounds.is_multiple_of(EVENT_POLL_EVERY)
+                || who == Who::Thread
+                || self.now.since(self.events_polled) >= EVENT_POLL_AFTER;
+        }
+        if self.look_for_events {
+            self.look_for_events = false;
+            self.events_polled = self.now;
+            core.md.poll_events();
         }
         self.refill(core);
         self.pump(core);
@@ -125,6 +134,8 @@ impl<D: Device> Live<D> {
             return;
         };
         if grh && core.config.eth_dgid_check && !self.is_for_us(&buf) {
+            // Perhaps the address is new here.
+            self.look_for_events = true;
             self.counters.rx_dgid += 1;
             self.rx.put(buf);
             return;
