@@ -8,6 +8,7 @@
 pub mod fabric;
 pub mod flow;
 pub mod hooks;
+pub mod memory;
 pub mod packets;
 pub mod raw;
 pub mod teardown;

@@ -2,7 +2,7 @@
 //!
 //! | | the fault | tests |
 //! |---|---|---|
-//! | H1 | "connected" while the answer to the request is still owed: a message that overtakes it can be skipped for good, and yet acknowledged | here `h1_…`; the engine's `basic`, `model` |
+//! | H1 | "connected" while the answer to the request is still owed: a message that overtakes it can be skipped for good, and yet acknowledged | here `h1_…`; the engine's `hazards` |
 //! | H2 | cancel and destroy forget packets: a lost one leaves a hole for ever | here `h2_…`; `legacy_peer::lingering_endpoint_answers_and_says_no_bye` |
 //! | H3 | a receive queue of less than 4 loops for ever at open | here `h3_…` |
 //! | H4 | service level 16 and more are accepted | here `h4_…` |
@@ -73,8 +73,11 @@ fn accepted(w: &mut World<Sim>, raw: &mut Raw<SimDevice>, to: &Target<SimDevice>
     ours
 }
 
-fn tally() -> (Arc<Mutex<Vec<Result<(), ErrorKind>>>>, impl Fn() -> Completion) {
-    let all: Arc<Mutex<Vec<Result<(), ErrorKind>>>> = Arc::default();
+type Results = Arc<Mutex<Vec<Result<(), ErrorKind>>>>;
+
+/// Results of operations, and what makes completions that report there.
+fn tally() -> (Results, impl Fn() -> Completion) {
+    let all = Results::default();
     let a = all.clone();
     (all, move || {
         let a = a.clone();
@@ -280,11 +283,19 @@ fn h8_every_rule_of_the_protocol_can_be_broken() {
 #[test]
 fn h9_buffers_wait_for_the_device() {
     // The device reads each buffer long after it was posted; endpoints are destroyed at once, and new ones use the pool.
+    for ttl in [Duration::ZERO, Duration::MAX] {
+        destroy_with_a_slow_device(ttl);
+    }
+}
+
+fn destroy_with_a_slow_device(ttl: Duration) {
     let mut w: World<Sim> = World::new("h9_buffers_wait_for_the_device");
+    let mut o = NodeOptions::default();
+    o.md.ah_cache_ttl = ttl;
     for _ in 0..2 {
         let config = SimConfig { late_sends: Some((1_000, 400_000)), ..w.fabric.config() };
         w.fabric.next_config = Some(config);
-        w.add(&NodeOptions::default());
+        w.add(&o);
     }
     let mut sent: u64 = 0;
     for round in 0..60 {
@@ -331,7 +342,8 @@ fn h10_unclaimed_endpoints_are_bounded_and_expire() {
     let c = |w: &World<Sim>, name: &str| w.nodes[0].counter(name);
     assert_eq!((c(&w, "eps"), c(&w, "ep.passive_created")), (16, 16));
     assert_eq!(c(&w, "ep.passive_refused"), 184);
-    // They hold no interface flush up once their peers have answered.
+    // What they have not been answered holds no flush of the interface up.
+    assert_eq!(w.nodes[0].iface().flush(FlushMode::Local, None).expect("a flush"), Posted::Done);
     for p in raw.take() {
         if p.is_crep() {
             raw.send(&to, &packets::ack(p.src_ep_id(), 0, 2, 1));
@@ -431,7 +443,7 @@ fn h12_packets_of_another_queue_pair_are_dropped() {
 
 #[test]
 fn h12_new_local_addresses_are_accepted_and_foreign_ones_not() {
-    let mut w: World<Sim> = World::new("h12_new_local_addresses_are_accepted_and_foreign_ones_not").nodes(2);
+    let mut w: World<Sim> = World::new("h12_new_local_addresses_are_accepted_and_foreign_ones_not").nodes(3);
     let ep = w.nodes[1].connect(&w.nodes[0]);
     w.send(|| ep.am_short(ID, 0, b""));
     w.settle();
@@ -443,7 +455,7 @@ fn h12_new_local_addresses_are_accepted_and_foreign_ones_not() {
     let mut addr = ib::addr::DeviceAddr::parse(&w.nodes[0].iface().device_address()).expect("an address").0;
     addr.link = ib::addr::LinkAddr::Ethernet { gid: second, version: ib::addr::AddrVersion::V2 };
     let params = uct::EpParams::to_iface(&addr.to_bytes(), &w.nodes[0].iface().iface_address());
-    let by_second = w.nodes[1].iface().ep(&params).expect("an endpoint");
+    let by_second = w.nodes[2].iface().ep(&params).expect("an endpoint");
     w.send(|| by_second.am_short(ID, 1, b""));
     w.run_until("the new address works", |w| w.nodes[0].inbox.lock().len() == 2);
     // What came before the table was read again was dropped; that it came was the reason to read it.

@@ -102,7 +102,7 @@ fn dropped<F: Fabric>(w: &World<F>, i: usize) -> u64 {
 }
 
 fn rounds<F: Fabric>() -> usize {
-    if F::NAME == "sim" { 20_000 } else { 6_000 }
+    if F::NAME == "sim" { 6_000 } else { 2_000 }
 }
 
 fn arbitrary_bytes_beside_traffic<F: Fabric>(w: World<F>) {
@@ -394,7 +394,7 @@ fn garbage_datagrams_into_the_udp_socket() {
         t.go(&mut w);
     }
     let own = ib::addr::IfaceAddr::parse(&w.nodes[0].iface().iface_address()).expect("an address").qpn.get();
-    for i in 0..5_000 {
+    for i in 0..3_000 {
         let len = if rng.below(20) == 0 { rng.below(9_000) } else { rng.below(120) } as usize;
         let mut b: Vec<u8> = (0..len).map(|_| rng.next_u64() as u8).collect();
         if i % 2 == 0 && b.len() >= 24 {

@@ -590,7 +590,7 @@ pub(crate) fn new_shared<D: Device>(
         user_data: params.user_data,
         shared: Arc::downgrade(&shared),
         failed: None,
-        resolve_error: None,
+        trouble: None,
     };
     live.eps.insert(id, record);
     Ok(shared)
