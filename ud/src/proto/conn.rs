@@ -203,6 +203,12 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         if ep.owner == Owner::User {
             self.events.push_back(Event::Connected(id));
         }
+        if !ep.is.contains(Is::P2P) && ep.owner != Owner::Passive {
+            // An endpoint that asked before the peer restarted may have a number from beyond the restarted numbering.
+            let used = ep.conn_sn.saturating_add(1);
+            let peer = &mut self.peers[ep.peer];
+            peer.next_conn_sn = peer.next_conn_sn.max(used);
+        }
         self.wake_writer(slot);
     }
 
@@ -387,16 +393,21 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         if crep.src_ep_id >= wire::NO_EP {
             return Err(DropReason::Malformed);
         }
-        if ep.is_dest_known() && ep.dest != crep.src_ep_id {
-            return Err(DropReason::WrongEpId);
-        }
-        let peer = ep.peer;
-        if ep.is_dest_known() {
-            if self.peers[peer].process != Some(wire::process_of(&crep.ident)) {
-                return Err(DropReason::StaleProcess);
-            }
-        } else if !self.note_process(now, peer, wire::process_of(&crep.ident), slot) {
+        let (peer, is_known) = (ep.peer, ep.is_dest_known());
+        // An endpoint that still asks does not mind which process answers. A connected one has lost its peer, if another
+        // process answers a request that it got from the one before.
+        if !self.note_process(now, peer, wire::process_of(&crep.ident), if is_known { NIL } else { slot }) {
             return Err(DropReason::StaleProcess);
+        }
+        let Some(ep) = self.eps.get(slot) else {
+            self.drop_idle_peer(peer);
+            return Err(DropReason::StaleProcess);
+        };
+        if ep.is_failed() {
+            return Err(DropReason::StaleProcess);
+        }
+        if is_known && ep.dest != crep.src_ep_id {
+            return Err(DropReason::WrongEpId);
         }
         let caps = PeerCaps { max_packet: self.peers[peer].max_packet as usize, ext: wire::parse_ext(&crep.ident) };
         self.note_caps(peer, &caps);
@@ -523,6 +534,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         ep.peer = p;
         ep.peer_next = first;
         ep.peer_prev = NIL;
+        self.peers[p].waiting += u32::from(ep.is.contains(Is::WANT_WRITABLE));
         self.peers[p].first_ep = slot;
     }
 

@@ -423,3 +423,18 @@ fn a_request_after_its_answer_was_given_up() {
     net.filter = None;
     assert!(net.run_until(Duration::from_secs(5), |n| n.nodes[0].eng.is_connected(a)), "{}", net.tail());
 }
+
+/// A request outlives the process it was meant for, and the next one answers it: the endpoint has lost its peer.
+#[test]
+fn a_crep_of_another_process_ends_a_connection() {
+    let mut net = Net::new(2, 1);
+    net.records = true;
+    let a = net.connect(0, 1);
+    net.settle();
+    let creq = net.sent[0].1.clone();
+    assert!(net.nodes[0].eng.is_connected(a));
+    net.restart(1, |_| {});
+    let _ = net.inject(0, 1, &creq);
+    net.settle();
+    assert_eq!(net.nodes[0].failed, [(a, ErrorKind::ConnectionReset)]);
+}

@@ -24,6 +24,9 @@ struct World {
     /// Number of the process on each node.
     life: [u32; NODES as usize],
     names: u32,
+    /// No packet outlives a restart. If some do, a packet for the process before may reach its successor: data packets have
+    /// no room to tell, so nothing can be said about order then.
+    is_strict: bool,
     /// Newest message by receiving process and stream.
     newest: BTreeMap<(usize, u32, u32), u32>,
 }
@@ -44,7 +47,15 @@ impl World {
             cfg.passive_max = [3, 100][rng.below(2) as usize];
         });
         net.checks = seed.is_multiple_of(4);
-        World { net, rng, held: Vec::new(), life: [0; NODES as usize], names: 0, newest: BTreeMap::new() }
+        World {
+            net,
+            rng,
+            held: Vec::new(),
+            life: [0; NODES as usize],
+            names: 0,
+            is_strict: !seed.is_multiple_of(3),
+            newest: BTreeMap::new(),
+        }
     }
 
     fn node(&mut self) -> usize {
@@ -157,8 +168,7 @@ impl World {
                 ident[1] = ident[1].wrapping_add(1);
             }
         });
-        if self.net.nodes.iter().any(|n| n.cfg.foreign_ident.is_some()) {
-            // A UCX peer's old request cannot be told from a new one; only that no packet outlives a restart helps.
+        if self.is_strict {
             self.net.clear_wire();
         }
         self.held.retain(|h| h.node != n);
@@ -182,6 +192,9 @@ impl World {
                 let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
                 let (name, number) = (word(0), word(4));
                 let last = self.newest.insert((n, self.life[n], name), number);
+                if !self.is_strict {
+                    continue;
+                }
                 assert!(
                     last.is_none_or(|l| number == l + 1),
                     "stream {name}: {number} after {last:?} at {n} {ep:?}\n{}",
