@@ -1,11 +1,11 @@
-//! Random programs on random networks. One seed decides everything: nodes, settings, faults, what users do and when. After
-//! the storm every message that was accepted has arrived, once, in order and unchanged; every operation is settled; and
-//! everything is given back.
+//! Upheaval: peers that move to another link address, queue pairs that fall into ERROR, ways that break in one direction,
+//! users that compute for a while, all at once and from a seed. After the storm every message that was accepted has arrived,
+//! once, in order and unchanged; every operation is settled; and everything is given back.
 //!
 //! ```text
-//! cargo test -p uct-tests --test seeds                        a few seeds, always the same
-//! SEEDS=1000 cargo test -p uct-tests --release --test seeds   so many random ones
-//! SIM_SEED=1234 cargo test -p uct-tests --test seeds          this one; SIM_TRACE=1000 shows more of its packets
+//! cargo test -p uct-tests --test storms                            a few seeds, always the same
+//! SIM_SEEDS=1000 cargo test -p uct-tests --release --test storms   so many random ones
+//! SIM_SEED=1234 cargo test -p uct-tests --test storms              this one; SIM_TRACE=1000 shows more of its packets
 //! ```
 
 use std::{
@@ -38,7 +38,7 @@ const EPS_MAX: usize = 12;
 mod sim {
     /// The name that a failure says to repeat.
     #[test]
-    fn seeds() {
+    fn storms() {
         super::run();
     }
 }
@@ -49,7 +49,7 @@ fn number(variable: &str) -> Option<u64> {
 }
 
 fn run() {
-    let (count, first) = match (number("SIM_SEED"), number("SEEDS")) {
+    let (count, first) = match (number("SIM_SEED"), number("SIM_SEEDS")) {
         (Some(seed), _) => (1, seed),
         (None, Some(n)) => (n, entropy() >> 20),
         (None, None) => (USUAL, 1),
@@ -69,7 +69,7 @@ fn run() {
                         failed.store(true, Relaxed);
                         eprintln!("seed {seed}: {}", storm.log);
                         eprintln!(
-                            "seed {seed} failed; SIM_SEED={seed} cargo test -p uct-tests --test seeds repeats it"
+                            "seed {seed} failed; SIM_SEED={seed} cargo test -p uct-tests --test storms repeats it"
                         );
                     }
                 }
@@ -146,7 +146,7 @@ impl Storm {
     }
 
     fn run(&mut self) {
-        let mut w = World::<Sim>::with_seed("seeds", self.seed);
+        let mut w = World::<Sim>::with_seed("storms", self.seed);
         self.build(&mut w);
         self.change_weather(&w);
         for _ in 0..ACTIONS {
