@@ -360,7 +360,7 @@ impl Storm {
 
     /// The storm is over: everything arrives, is settled, and goes home.
     fn calm(&mut self, mut w: World<Sim>) {
-        self.note(format!("calm"));
+        self.note("calm".to_string());
         w.fabric.net.set_faults(Faults::default());
         for n in &mut w.nodes {
             n.motion = Motion::User;
