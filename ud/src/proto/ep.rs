@@ -149,8 +149,6 @@ bitflags::bitflags! {
         const BYE_SENT = 1 << 17;
         /// To be freed once the answer to the peer's BYE is posted.
         const FREE_AFTER_BYE_ACK = 1 << 18;
-        /// The peer has not heard our acks for long, and the glue was told.
-        const UNHEARD = 1 << 19;
     }
 }
 
@@ -207,8 +205,6 @@ pub(super) struct Ep<L, R> {
     pub(super) last_resend: Time,
     /// When any packet of the peer last arrived.
     pub(super) last_heard: Time,
-    /// Since when the peer repeats what has arrived and sends nothing new (run time); `Time::MAX`: it does not.
-    pub(super) repeats_since: Time,
     /// When the resend or BYE interval is over; `Time::MAX`: not running.
     pub(super) tick_at: Time,
     /// When this endpoint's timer is due; `Time::MAX`: never.
@@ -258,7 +254,6 @@ impl<L, R> Ep<L, R> {
             answered: Time::ZERO,
             last_resend: Time::ZERO,
             last_heard: Time::ZERO,
-            repeats_since: Time::MAX,
             tick_at: Time::MAX,
             deadline: Time::MAX,
             queued_at: Time::MAX,

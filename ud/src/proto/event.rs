@@ -247,8 +247,7 @@ pub enum Event<T, L, R> {
         /// More words for the log.
         detail: FailDetail,
     },
-    /// Resends, or acks, have gone unanswered for a third of the time-out: perhaps the link is stale. Comes once per stall,
-    /// also of a lingering endpoint.
+    /// Resends have gone unanswered for a third of the time-out: perhaps the link is stale. Comes once per stall.
     Stalled(EpId),
     /// The record is gone. The link may be released once everything up to `serial` has left the send queue.
     Freed {

@@ -57,9 +57,6 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         ep.last_heard = now;
         let is_lingering = ep.is_lingering();
         let verdict = self.on_ep_packet(now, slot, neth, meta, bytes);
-        if matches!(verdict, Err(DropReason::Duplicate)) {
-            self.on_repeat(now, slot);
-        }
         if is_lingering {
             self.maybe_close(now, slot);
         }
@@ -141,24 +138,6 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
             return Err(DropReason::Closed);
         }
         self.on_put(slot, neth, bytes)
-    }
-
-    /// The peer sends again what has arrived. If it does nothing else for long, our acks do not reach it: perhaps the link is
-    /// stale. An endpoint that only receives has no other way to find out.
-    #[cold]
-    fn on_repeat(&mut self, now: Time, slot: u32) {
-        let run = self.clock.run(now);
-        let ep = &mut self.eps[slot];
-        if ep.repeats_since == Time::MAX {
-            ep.repeats_since = run;
-        } else if run.since(ep.repeats_since) >= self.cfg.timeout / 3
-            && ep.link.is_live()
-            && !ep.is.contains(Is::UNHEARD)
-        {
-            ep.is.insert(Is::UNHEARD);
-            let id = EpId { slot, id: ep.id };
-            self.events.push_back(Event::Stalled(id));
-        }
     }
 
     /// A destroyed connect-to-endpoint endpoint takes no data any more: its id may already mean something else to the peer.
@@ -257,8 +236,6 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         let ep = &mut self.eps[slot];
         ep.rx_head = psn;
         ep.is.insert(Is::RX_ANY);
-        ep.is.remove(Is::UNHEARD);
-        ep.repeats_since = Time::MAX;
         if ep.held.is_some() {
             // A kept copy of what just came by itself.
             if let Some(Kept::Am(_, r)) = ep.held.as_mut().and_then(|h| h.take(psn)) {

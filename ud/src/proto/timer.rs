@@ -202,9 +202,10 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
             }
             if silent >= nanos(self.cfg.timeout / 3) && !ep.is.contains(Is::STALLED) {
                 ep.is.insert(Is::STALLED);
-                // Also of a lingering one: what was accepted is to arrive, though the peer has moved.
-                let id = EpId { slot, id: ep.id };
-                self.events.push_back(super::event::Event::Stalled(id));
+                if !ep.is_lingering() {
+                    let id = EpId { slot, id: ep.id };
+                    self.events.push_back(super::event::Event::Stalled(id));
+                }
             }
         }
         let ep = &mut self.eps[slot];

@@ -30,36 +30,6 @@ fn a_dead_peer_is_found_on_time_and_everything_finishes_once() {
     assert_eq!((&net.nodes[0].freed[..], net.nodes[0].links_back), (&[a][..], 1));
 }
 
-/// Only one way is broken, and what breaks it may be the link: an address handle that leads to where the peer was.
-#[test]
-fn each_side_finds_out_that_its_own_way_is_broken() {
-    // 0 sends and nothing of it arrives: also after it was destroyed, because what was accepted is to be delivered.
-    for destroyed in [false, true] {
-        let mut net = Net::new(2, 1);
-        let (a, _) = net.pair(0, 1);
-        net.filter = Some(Box::new(|from, _| from != 0));
-        net.send(0, a, b"x").unwrap();
-        if destroyed {
-            net.destroy(0, a);
-        }
-        net.run_for(Duration::from_secs(6));
-        assert_eq!(net.nodes[0].stalled, [a], "destroyed: {destroyed}");
-        net.filter = None;
-        net.run_for(Duration::from_secs(4));
-        assert_eq!(net.payloads(1), [b"x"]);
-    }
-    // 1 only acknowledges, and its acks do not arrive: the repetitions tell.
-    let mut net = Net::new(2, 1);
-    let (a, b) = net.pair(0, 1);
-    net.filter = Some(Box::new(|from, _| from != 1));
-    let op = net.send(0, a, b"x").unwrap();
-    net.run_for(Duration::from_secs(7));
-    assert_eq!(net.nodes[1].stalled, [b]);
-    net.filter = None;
-    assert!(net.run_until(Duration::from_secs(3), |n| n.is_done(0, op) == Some(Ok(()))), "{}", net.tail());
-    assert_eq!(net.nodes[1].stalled, [b], "once");
-}
-
 #[test]
 fn a_peer_that_was_never_heard() {
     let mut net = Net::new(2, 1);
