@@ -24,7 +24,6 @@ use uct::{Completion, Ep, ErrorKind, FlushMode, Posted, SendError, completion::C
 use uct_tests::{
     fabric::Sim,
     flow::{Flow, Ledger, draw_message},
-    hooks::Weather,
     world::{Motion, NodeOptions, World},
 };
 
@@ -202,13 +201,22 @@ impl Storm {
     }
 
     fn change_weather(&mut self, w: &World<Sim>) {
-        let worst = self.pick(&[0, 2, 10, 30]);
+        let worst = self.pick(&[0, 20_000, 100_000, 300_000]);
         let mut draw = |_| self.rng.below(worst + 1) as u32;
-        let weather = Weather { loss: draw(0), dup: draw(1), reorder: draw(2) };
+        let (loss_ppm, dup_ppm, reorder_ppm) = (draw(0), draw(1), draw(2));
         let jitter_ns = self.pick(&[0, 0, 2_000, 100_000]);
         let no_receive_ppm = self.pick(&[0, 0, 20_000]);
-        self.note(format!("{weather:?} jitter {jitter_ns} ns"));
-        w.fabric.net.set_faults(Faults { jitter_ns, no_receive_ppm, ..weather.faults() });
+        self.note(format!("loss {loss_ppm} double {dup_ppm} reorder {reorder_ppm} ppm, jitter {jitter_ns} ns"));
+        let bad = Faults {
+            loss_ppm,
+            dup_ppm,
+            reorder_ppm,
+            reorder_ns: 20_000,
+            jitter_ns,
+            no_receive_ppm,
+            ..Faults::default()
+        };
+        w.fabric.net.set_faults(bad);
     }
 
     fn act(&mut self, w: &mut World<Sim>) {
