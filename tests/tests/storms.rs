@@ -151,7 +151,7 @@ impl Storm {
         for _ in 0..ACTIONS {
             self.act(&mut w);
             self.collect(&w);
-            w.check_violations();
+            look_for_violations(&w);
         }
         self.calm(w);
     }
@@ -402,12 +402,47 @@ impl Storm {
             }
         }
         if self.extensions {
-            w.run_until("all records are freed", |w| w.total("eps") == 0);
+            w.run_until("all records are freed", |w| w.nodes.iter().all(|n| n.counter("eps") == 0));
             if let Some(i) = w.nodes.iter().position(|n| n.worker.next_timeout().is_some()) {
                 w.fail(&format!("node {i} has timer work and nothing to do"));
             }
-            w.buffers_come_home();
+            w.run_until("buffers come home", |w| {
+                w.nodes.iter().all(|n| {
+                    n.counter("tx.buffers") == n.counter("tx.buffers_free")
+                        && n.counter("rx.buffers") == n.counter("rx.buffers_free") + n.counter("rx.buffers_posted")
+                })
+            });
         }
-        w.finish();
+        close(w);
     }
+}
+
+/// Fails if a device saw something that verbs forbids, above all a send through an address handle that was destroyed.
+fn look_for_violations(w: &World<Sim>) {
+    for (i, n) in w.nodes.iter().enumerate() {
+        let v = n.device.violations();
+        if !v.is_empty() {
+            w.fail(&format!("node {i}: {v:?}"));
+        }
+    }
+}
+
+/// Closes everything: as many address handles are destroyed as were created, and nothing is left on any device.
+fn close(mut w: World<Sim>) {
+    for n in &mut w.nodes {
+        n.iface = None;
+        n.md.ah_cache().close();
+    }
+    w.run_until("address handles are destroyed", |w| {
+        w.nodes.iter().all(|n| {
+            let _next = n.md.ah_cache().poll(w.now());
+            let s = n.md.ah_cache().stats();
+            s.held == 0 && s.created == s.destroyed
+        })
+    });
+    look_for_violations(&w);
+    let World { nodes, fabric, .. } = w;
+    drop(nodes);
+    let leaks = fabric.net.leaks();
+    assert!(leaks.is_empty(), "still alive: {leaks:?}");
 }
