@@ -20,7 +20,7 @@ use crate::{
     pools::SMALL_LEN,
     proto::{
         Begun, CreqInfo, EpId, Event, ExtCaps, FailDetail, Features, Outstanding, PeerCaps, Refused, RxMeta, RxVerdict,
-        TransmitKind,
+        SendKind, TransmitKind,
     },
     tx::{Link, PostFlags, Retired},
 };
@@ -426,6 +426,21 @@ impl<D: Device> Live<D> {
         }
     }
 
+    /// True if something waits for the user's `progress`.
+    pub(crate) fn has_user_work(&self) -> bool {
+        !self.ready.is_empty() || !self.later.is_empty() || self.pending.line_len() > 0
+    }
+
+    /// True if requests are queued that may run some day: those of failed endpoints wait for the user to purge them.
+    pub(crate) fn has_pending(&self) -> bool {
+        self.pending.eps().any(|ep| self.refusal(ep).is_none())
+    }
+
+    /// Why the endpoint will never send again, if that is so.
+    pub(crate) fn refusal(&self, ep: EpId) -> Option<Refused> {
+        self.engine.begin_send(ep, 0, 0, SendKind::Copy, false).err().filter(|r| *r != Refused::NoResource)
+    }
+
     /// Gives up what a message that was being packed had reserved.
     pub(crate) fn unreserve(&mut self, ep: EpId) {
         self.engine.unreserve(ep);
@@ -443,7 +458,11 @@ impl<D: Device> Live<D> {
             match event {
                 Event::Done { op, result, serial } => self.finish_op(core, op, result, serial),
                 Event::Writable(ep) => self.pending.enter_line(ep),
-                Event::Connected(ep) => tracing::debug!("{}: ep {:#x} connected", core.attr.device, ep.wire_id()),
+                Event::Connected(ep) => {
+                    tracing::debug!("{}: ep {:#x} connected", core.attr.device, ep.wire_id());
+                    // Requests that were queued before it led anywhere.
+                    self.pending.enter_line(ep);
+                }
                 Event::Resolve { ep, passive } => {
                     let origin = if passive { Origin::Stranger } else { Origin::Local };
                     // A failure reaches the endpoint through the engine.
@@ -603,7 +622,7 @@ impl<D: Device> Live<D> {
     pub(crate) fn destroy(&mut self, core: &Core<D>, ep: EpId) {
         let requests = self.pending.purge(ep, true);
         if !requests.is_empty() {
-            self.later.push(Later::Pending(requests));
+            self.later.push(Later::Pending(ep, requests));
         }
         self.eps.remove(&ep);
         self.give_up(core, ep, false);
@@ -710,6 +729,16 @@ fn ext_caps(t: Trailer) -> ExtCaps {
 pub(crate) fn refused<D: Device>(core: &Core<D>, live: &Live<D>, ep: EpId, r: Refused) -> SendError {
     match r {
         Refused::NoResource => SendError::NoResource,
+        // Not lost: this message only.
+        Refused::Failed(ErrorKind::ExceedsLimit) => {
+            let max = live.engine.peer_max_packet(ep).unwrap_or_default().saturating_sub(NETH_LEN);
+            let text = format!(
+                "{}: ep {:#x}: the message is longer than the peer's packets: at most {max} bytes reach it",
+                core.name(),
+                ep.wire_id()
+            );
+            Error::new(ErrorKind::InvalidParam, text).into()
+        }
         Refused::Failed(kind) => {
             let known = live.eps.get(&ep).and_then(|r| r.failed.clone());
             SendError::Failed(known.unwrap_or_else(|| {
