@@ -118,6 +118,8 @@ pub(crate) struct Live<D: Device> {
     /// Flushes of the whole interface that also wait for destroyed endpoints.
     pub(crate) flushes: Vec<(uct::completion::CompletionToken, Vec<EpId>)>,
     pub(crate) gids: Vec<Gid>,
+    /// The interface's own is not among them, which was told.
+    pub(crate) gid_lost: bool,
     /// The domain's event count at the last look.
     pub(crate) events_seen: u64,
     pub(crate) failed: Option<Error>,

@@ -221,6 +221,7 @@ impl<D: Device> Core<D> {
             resolving: Vec::new(),
             flushes: Vec::new(),
             gids: gids.into_iter().map(|g| g.gid).collect(),
+            gid_lost: false,
             events_seen: md.event_count(),
             failed: None,
             endpoints_failed: false,

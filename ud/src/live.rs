@@ -19,8 +19,8 @@ use crate::{
     op::{NETH_LEN, Op, SgeList},
     pools::SMALL_LEN,
     proto::{
-        Begun, CreqInfo, CreqOutcome, DropReason, EpId, Event, ExtCaps, FailDetail, Features, Outstanding, PeerCaps,
-        Refused, RxMeta, RxVerdict, SendKind, TransmitKind,
+        Begun, CreqInfo, CreqOutcome, DropReason, EpId, EpStateView, Event, ExtCaps, FailDetail, Features, Outstanding,
+        PeerCaps, Refused, RxMeta, RxVerdict, SendKind, TransmitKind,
     },
     tx::{Link, PostFlags, Retired},
 };
@@ -686,8 +686,11 @@ impl<D: Device> Live<D> {
     fn re_resolve(&mut self, core: &Core<D>, ep: EpId) {
         if !self.resolving.iter().any(|r| r.ep == ep) {
             self.counters.re_resolved += 1;
-            if let Err(e) = self.resolve(core, ep, Origin::Local) {
-                tracing::debug!("{}: ep {:#x} keeps its address handle: {e}", core.attr.device, ep.wire_id());
+            // Strangers' endpoints stay within the strangers' quota.
+            let is_ours = self.eps.contains_key(&ep) || self.engine.state(ep) == Some(EpStateView::Lingering);
+            let origin = if is_ours { Origin::Local } else { Origin::Stranger };
+            if let Err(e) = self.resolve(core, ep, origin) {
+                tracing::trace!("{}: ep {:#x} keeps its address handle: {e}", core.attr.device, ep.wire_id());
             }
         }
     }
@@ -704,6 +707,18 @@ impl<D: Device> Live<D> {
     fn refresh_links(&mut self, core: &Core<D>) {
         if let Ok(gids) = core.md.device().query_gids(core.port.port) {
             self.gids = gids.into_iter().map(|g| g.gid).collect();
+            let own = core.port.gid.gid;
+            let lost = !self.gids.contains(&own);
+            if lost != std::mem::replace(&mut self.gid_lost, lost) {
+                match lost {
+                    true => tracing::warn!(
+                        "{}: the local address {own} is gone: nothing can be sent until it is back; to use another one, \
+                         close the interface and open it again",
+                        core.name()
+                    ),
+                    false => tracing::info!("{}: the local address {own} is back", core.name()),
+                }
+            }
         }
         let poisoned: Vec<EpId> =
             self.engine.ep_ids().filter(|&ep| self.engine.link(ep).is_some_and(|l| l.ah.is_poisoned())).collect();
