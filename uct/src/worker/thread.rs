@@ -2,8 +2,8 @@
 //!
 //! It is in one of two modes. *Present*: the user has called `progress` since the last look; it does nothing but let
 //! held-back sends leave, once a millisecond. *Away*: the user has not; it sleeps on the interfaces' event fds, with the
-//! next timer (and at least `async_tick`) as the limit, and progresses what wakes it. It only ever tries the locks of the
-//! data path, so it cannot hold up the user's thread.
+//! next timer (and at least `async_tick`) as the limit, and progresses what wakes it. It only tries the lock of
+//! an interface to begin a round: if the user's thread is inside, there is nothing to stand in for.
 //!
 //! Sleeping needs `poll`, which has no safe wrapper in std, hence `unsafe` here.
 #![allow(unsafe_code)]
