@@ -542,7 +542,7 @@ impl<D: Device> Core<D> {
     pub(crate) fn run_later(&self, later: Vec<Later>) {
         let mut failed_peer = Vec::new();
         let mut rest = Rest { core: self, later: later.into_iter() };
-        while let Some(l) = rest.later.next() {
+        for l in rest.later.by_ref() {
             l.run(self, &mut failed_peer);
         }
         for ep in failed_peer {

@@ -149,10 +149,26 @@ impl WorkerShared {
         }
         let batch = std::mem::take(&mut *self.deferred.lock());
         let n = batch.len();
-        for f in batch {
+        let mut rest = Rest { shared: self, batch: batch.into_iter() };
+        for f in rest.batch.by_ref() {
             f();
         }
         n
+    }
+}
+
+/// What [`WorkerShared::run_deferred`] has not got to: if a closure panics, the others run in the next `progress`.
+struct Rest<'a> {
+    shared: &'a WorkerShared,
+    batch: std::vec::IntoIter<Deferred>,
+}
+
+impl Drop for Rest<'_> {
+    fn drop(&mut self) {
+        if self.batch.len() > 0 {
+            self.shared.deferred.lock().splice(0..0, self.batch.by_ref());
+            self.shared.has_deferred.store(true, Ordering::SeqCst);
+        }
     }
 }
 
@@ -291,5 +307,34 @@ impl Worker {
 impl fmt::Debug for Worker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.shared.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        panic::{AssertUnwindSafe, catch_unwind},
+        sync::atomic::AtomicUsize,
+    };
+
+    use super::*;
+    use crate::time::ManualClock;
+
+    #[test]
+    fn deferred_work_survives_a_panic_before_it() {
+        let w = Worker::new(WorkerParams::manual(Arc::new(ManualClock::new(Time::ZERO)))).unwrap();
+        let order = Arc::new(AtomicUsize::new(0));
+        let append = |n: usize| {
+            let o = order.clone();
+            w.shared().defer(Box::new(move || o.store(o.load(Ordering::Relaxed) * 10 + n, Ordering::Relaxed)));
+        };
+        append(1);
+        w.shared().defer(Box::new(|| panic!("expected")));
+        append(2);
+        append(3);
+        assert!(catch_unwind(AssertUnwindSafe(|| w.progress())).is_err());
+        append(4);
+        assert_eq!(w.progress(), 3);
+        assert_eq!((order.load(Ordering::Relaxed), w.progress()), (1234, 0));
     }
 }
