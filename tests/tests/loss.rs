@@ -328,8 +328,10 @@ fn many_to_one(mut w: World<Sim>) {
     let eps: Vec<Ep> = (1..=SENDERS).map(|i| w.nodes[i].connect(&w.nodes[0])).collect();
     let mut flows: Vec<Flow> = (0..SENDERS as u32).map(Flow::new).collect();
     let mut ledger = Ledger::default();
-    // Their handshakes have met a queue that is too short already.
-    w.settle();
+    // Their handshakes have met a queue that is too short already. An endpoint's flush is refused until it is connected.
+    w.run_until("everybody is connected", |_| {
+        eps.iter().all(|e| matches!(e.flush(uct::FlushMode::Local, None), Ok(uct::Posted::Done)))
+    });
     let start = w.now();
     let mut half = None;
     w.run_until("everything arrives", |w| {
