@@ -22,6 +22,7 @@ on_fabrics! { sim, soft;
     weather_matrix,
     psn_wraps_under_loss,
     descriptors_are_kept_under_loss,
+    few_places_for_what_is_early,
 }
 
 mod only_sim {
@@ -404,4 +405,18 @@ fn settings_reach_the_device() {
     let limits = w.nodes[0].iface().attr().am;
     assert_eq!((limits.max_short, limits.max_bcopy.map(|n| n.get())), (None, Some(1016)));
     w.finish();
+}
+
+/// What comes early on all endpoints together has a bound: the rest is dropped, and comes again.
+fn few_places_for_what_is_early<F: Hooks>(w: World<F>) {
+    let mut o = quick();
+    o.tuning.held_max = Some(2);
+    let mut w = pair(w, &o);
+    w.set_weather(Weather { loss: 10, dup: 5, reorder: 20 });
+    let (a, b) = (w.nodes[0].connect(&w.nodes[1]), w.nodes[1].connect(&w.nodes[0]));
+    both_ways(&mut w, [&a, &b], 1000);
+    w.settle();
+    w.buffers_come_home();
+    assert!(w.total("rx.held") > 0 && w.total("rx.held_full") > 0);
+    assert_eq!(w.total("ep.failures"), 0);
 }

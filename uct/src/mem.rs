@@ -229,6 +229,12 @@ impl fmt::Debug for Buf {
 pub trait Registration: Send + Sync {
     /// The key for local access in work requests.
     fn lkey(&self) -> u32;
+
+    /// Tells devices apart, for which keys are good: an address that nothing else has while the registration lives. 0 for
+    /// memory of no device.
+    fn device(&self) -> usize {
+        0
+    }
 }
 
 /// Memory registered with a device and owned by the caller, as `Vec<u8>` owns its bytes.
@@ -301,6 +307,11 @@ impl MemSlice {
     /// The local key for work requests.
     pub fn lkey(&self) -> u32 {
         self.region.registration.lkey()
+    }
+
+    /// [`Registration::device`] of the region, for transports: a key must not be used with another device.
+    pub fn device(&self) -> usize {
+        self.region.registration.device()
     }
 
     /// The bytes.
