@@ -78,6 +78,10 @@ impl Fabric for Sim {
     fn new(seed: u64) -> Self {
         let clock = Arc::new(ManualClock::new(Time::from_nanos(1_000_000)));
         let net = SimNet::new(seed, clock.clone());
+        // How many lines of packets a failure shows.
+        if let Some(n) = std::env::var("SIM_TRACE").ok().and_then(|n| n.parse().ok()) {
+            net.set_trace_max(n);
+        }
         net.set_formatter(Some(Arc::new(|b: &[u8]| ud::proto::describe(b).to_string())));
         Sim { net, clock, next_ip: 1, next_config: None }
     }

@@ -6,6 +6,9 @@
 #![deny(unsafe_code)]
 
 pub mod fabric;
+pub mod flow;
+pub mod hooks;
+pub mod teardown;
 pub mod world;
 
 /// Instantiates generic tests: for each `name` there must be `fn name<F: Fabric>(w: World<F>)` in scope.

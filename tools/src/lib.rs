@@ -8,7 +8,7 @@
 pub mod info;
 pub mod perf;
 
-use uct::{Registry, config::Env};
+use uct::{Registry, WorkerParams, config::Env};
 
 /// Every component and transport of the workspace, and their settings.
 pub fn registry() -> Registry {
@@ -16,6 +16,14 @@ pub fn registry() -> Registry {
     ib::component::register(&mut registry);
     ud::register(&mut registry);
     registry
+}
+
+/// How a worker is made that the settings are for.
+///
+/// # Errors
+/// `InvalidConfig` for a value that does not parse.
+pub fn worker_params(env: &Env) -> uct::Result<WorkerParams> {
+    ud::worker_params(env)
 }
 
 /// The settings of this process.

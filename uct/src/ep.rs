@@ -195,7 +195,8 @@ impl Ep {
     }
 
     /// Flushes and then destroys, without blocking: `comp`, if given, is settled when the peer has everything that was
-    /// accepted before, or with the error that prevented it. Sends are refused from now on.
+    /// accepted before, or with the error that prevented it. Sends are refused from now on, and queued pending requests are dropped (purge them
+    /// before, if they matter).
     pub fn close(mut self, comp: Option<Completion>) {
         self.closed = true;
         self.inner.clone().close_ep(comp);

@@ -234,6 +234,11 @@ pub trait Interface: Send + Sync {
     /// `Unsupported` without [`Caps::EVENT_FD`].
     fn arm(&self, events: Events) -> Result<Arm>;
 
+    /// As `arm`, from the progress thread: `Busy` only if the device has something, not for what waits for the user.
+    fn arm_async(&self) -> Result<Arm> {
+        self.arm(Events::RECV | Events::SEND_COMP)
+    }
+
     /// An fd for `poll` and `epoll`; never read or written by the user.
     fn event_fd(&self) -> Option<RawFd>;
 

@@ -41,6 +41,7 @@ use crate::{
     pools::{Pool, Returns},
     proto::{Engine, EpId},
     tx::{Link, Tx},
+    wake::UserWake,
 };
 
 /// The engine with our types in it.
@@ -67,6 +68,7 @@ pub(crate) struct Core<D: Device> {
     /// Set by the address-handle cache when a resolution that was pending is over.
     pub(crate) resolutions: Arc<AtomicBool>,
     pub(crate) waker: AhWaker,
+    pub(crate) user_wake: Arc<UserWake>,
     /// One bit per id: "no handler" was warned about.
     pub(crate) warned_ids: AtomicU32,
     pub(crate) no_handler: AtomicU64,

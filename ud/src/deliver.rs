@@ -4,7 +4,11 @@
 //! whoever takes it out of the state delivers, and puts it back. While it is out, `progress` calls (from inside a
 //! handler, say) move the network only, and what they receive waits its turn. That keeps the order of messages.
 
-use std::{collections::VecDeque, sync::Arc, thread::ThreadId};
+use std::{
+    collections::VecDeque,
+    sync::{Arc, atomic::Ordering},
+    thread::ThreadId,
+};
 
 use ib::device::{Device, GRH_LEN};
 use uct::{
@@ -112,7 +116,10 @@ impl<'a, D: Device> Delivering<'a, D> {
     pub(crate) fn messages(&mut self) -> usize {
         let Some(d) = self.delivery.as_deref_mut() else { return 0 };
         let mut n = 0;
-        while let Some(Ready { buf, len, am_id, ep }) = d.batch.pop_front() {
+        // A handler may close the interface: nothing is called after that.
+        while !self.core.closed.load(Ordering::Relaxed)
+            && let Some(Ready { buf, len, am_id, ep }) = d.batch.pop_front()
+        {
             n += 1;
             d.refresh(self.core);
             let mut slot = Some(buf);

@@ -39,6 +39,7 @@ use crate::{
     pools::{Pool, Returns, SMALL_LEN},
     proto::{ConnectOutcome, Engine, EngineConfig, Features, FlushOutcome, Refused},
     tx::{Retired, Tx},
+    wake::UserWake,
 };
 
 /// What UCX's transport of the same wire format is called.
@@ -186,8 +187,13 @@ impl<D: Device> Core<D> {
         let gids = device.query_gids(port.port).map_err(|e| open_error(&name, "GID table", &e))?;
 
         let resolutions = Arc::new(AtomicBool::new(false));
-        let flag = resolutions.clone();
-        let waker: AhWaker = Arc::new(move || flag.store(true, Ordering::Release));
+        let user_wake = Arc::new(UserWake::default());
+        let (flag, wake, thread) = (resolutions.clone(), user_wake.clone(), worker.shared().clone());
+        let waker: AhWaker = Arc::new(move || {
+            flag.store(true, Ordering::SeqCst);
+            wake.wake();
+            thread.kick();
+        });
         let returns = Returns::new();
         let desc_pool: Arc<dyn DescPool> = returns.clone();
         let depth = iface_config.tx_queue_len;
@@ -237,6 +243,7 @@ impl<D: Device> Core<D> {
             state: Mutex::new(state),
             resolutions,
             waker,
+            user_wake,
             warned_ids: AtomicU32::new(0),
             no_handler: AtomicU64::new(0),
             closed: AtomicBool::new(false),
@@ -252,6 +259,19 @@ impl<D: Device> Core<D> {
             }
         }
         Ok(core)
+    }
+
+    fn arm_device(&self, live: &mut Live<D>, events: Events) -> Result<Arm> {
+        live.tx.ring(&mut live.qp);
+        // An operation completes when its acknowledgement is received.
+        let mut what = ArmFor::RECV;
+        what.set(ArmFor::SEND, events.contains(Events::SEND_COMP) && !live.tx.is_idle());
+        match live.qp.arm(what) {
+            Ok(ArmResult::Armed) => Ok(Arm::Armed),
+            Ok(ArmResult::Busy) => Ok(Arm::Busy),
+            Err(e) => Err(Error::new(ErrorKind::Unsupported, format!("{}: {}: no events", self.name(), e.call))
+                .with_errno(e.errno)),
+        }
     }
 
     /// Everything that is left is settled; the queue pair goes first, then the address handles, then the memory.
@@ -453,7 +473,10 @@ impl<D: Device> Interface for Core<D> {
                 return Err(Error::new(ErrorKind::Unsupported, text).into());
             }
             FlushMode::Cancel => {
-                for ep in live.eps.keys().copied().collect::<Vec<_>>() {
+                for ep in live.engine.ep_ids().collect::<Vec<_>>() {
+                    if !live.eps.contains_key(&ep) {
+                        continue;
+                    }
                     live.give_up(self, ep, true);
                 }
             }
@@ -551,28 +574,29 @@ impl<D: Device> Interface for Core<D> {
         let mut guard = self.state.lock();
         let st = &mut *guard;
         let live = st.live(self)?;
+        self.user_wake.arm();
         if !live.ready.is_empty()
             || !live.later.is_empty()
             || live.pending.line_len() > 0
-            || self.resolutions.load(Ordering::Acquire)
+            || self.resolutions.load(Ordering::SeqCst)
         {
             return Ok(Arm::Busy);
         }
-        live.tx.ring(&mut live.qp);
-        // An operation completes when its acknowledgement is received.
-        let mut what = ArmFor::RECV;
-        what.set(ArmFor::SEND, events.contains(Events::SEND_COMP) && !live.tx.is_idle());
-        match live.qp.arm(what) {
-            Ok(ArmResult::Armed) => Ok(Arm::Armed),
-            Ok(ArmResult::Busy) => Ok(Arm::Busy),
-            Err(e) => Err(Error::new(ErrorKind::Unsupported, format!("{}: {}: no events", self.name(), e.call))
-                .with_errno(e.errno)),
+        self.arm_device(live, events)
+    }
+
+    fn arm_async(&self) -> Result<Arm> {
+        // What waits for the user is no reason for the progress thread to stay awake.
+        match self.state.lock().live(self) {
+            Ok(live) => self.arm_device(live, Events::RECV | Events::SEND_COMP),
+            Err(e) => Err(e),
         }
     }
 
     fn event_fd(&self) -> Option<RawFd> {
         let st = self.state.lock();
-        st.live.as_ref().and_then(|l| l.qp.event_fd())
+        let live = st.live.as_ref()?;
+        self.user_wake.fd(live.qp.event_fd())
     }
 
     fn counters(&self) -> Vec<Counter> {

@@ -27,6 +27,7 @@ mod progress;
 pub mod proto;
 mod transport;
 mod tx;
+mod wake;
 
 pub use config::UdConfig;
 pub use iface::{TRANSPORT, Tuning, open};

@@ -53,6 +53,8 @@ impl<D: Device> Live<D> {
             Who::User => core.iface_config.rx_max_poll,
             Who::Thread => core.config.rx_async_max_poll,
         } as usize;
+        // Some may have found no room in the last round.
+        self.take_held();
         let mut events = self.qp.poll_recv(&mut self.wcs, budget);
         if events > 0 {
             let mut wcs = std::mem::take(&mut self.wcs);
@@ -133,13 +135,6 @@ impl<D: Device> Live<D> {
         match self.engine.handle_packet(self.now, &meta, packet) {
             RxVerdict::Deliver { ep, am_id } => {
                 self.ready.push_back(Ready { buf, len: payload, am_id, ep });
-                while self.ready.len() < READY_MAX
-                    && let Some((ep, am_id, held)) = self.engine.poll_held()
-                {
-                    // The length travels in front of the buffer's GRH area, see `hold`.
-                    let len = held_len(&held);
-                    self.ready.push_back(Ready { buf: held, len, am_id, ep });
-                }
             }
             RxVerdict::Hold { ep, psn, am_id } => {
                 let mut buf = buf;
@@ -159,6 +154,19 @@ impl<D: Device> Live<D> {
                 }
                 self.rx.put(buf);
             }
+        }
+        // Any packet that takes a PSN may have closed the gap, also a handshake's or a keep-alive.
+        self.take_held();
+    }
+
+    /// Moves messages that waited beyond a gap, and are in order by now, to where the user's thread finds them.
+    fn take_held(&mut self) {
+        while self.ready.len() < READY_MAX
+            && let Some((ep, am_id, held)) = self.engine.poll_held()
+        {
+            // The length travels in the buffer's GRH area, see `set_held_len`.
+            let len = held_len(&held);
+            self.ready.push_back(Ready { buf: held, len, am_id, ep });
         }
     }
 

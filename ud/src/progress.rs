@@ -67,7 +67,16 @@ impl<D: Device> Core<D> {
         let Some(live) = &mut st.live else { return 0 };
         let events = live.network(self, Who::Thread);
         self.deliver_async(guard);
+        self.wake_user();
         events
+    }
+
+    /// Wakes the user's thread, if it sleeps, for what the progress thread has left it.
+    fn wake_user(&self) {
+        let st = self.state.lock();
+        if st.live.as_ref().is_some_and(|l| !l.ready.is_empty() || !l.later.is_empty() || l.pending.line_len() > 0) {
+            self.user_wake.wake();
+        }
     }
 
     /// Calls async handlers for the messages at the front of the ready queue. The first message for a sync handler ends

@@ -1,6 +1,6 @@
 //! The client's side of a session: it connects, plans the runs, times them and reports.
 
-use std::{io::Write, sync::Arc};
+use std::{io::Write, sync::Arc, time::Duration};
 
 use super::{
     bench::{self, Plan, Sample},
@@ -47,7 +47,7 @@ pub(crate) fn run(s: &mut Session, o: &Options, self_test: bool, out: impl Write
         display.aside(|| report.end_row()).map_err(|e| Failure::output(&e))?;
     }
     drop(display);
-    report.finish().map_err(|e| Failure::output(&e))?;
+    report.finish(&s.local.iface.counters()).map_err(|e| Failure::output(&e))?;
 
     s.flush()?;
     s.link.send(&Message::Bye)?;
@@ -71,12 +71,19 @@ fn connect(s: &mut Session, mode: super::options::ConnectMode) -> Result<Side> {
     Ok(server)
 }
 
-/// One message there and back, so that a network that lets nothing through is called by its name.
+/// How long the first exchange goes on, unless the user counts messages: caches, page tables and the scheduler's choice of
+/// CPUs settle in it.
+const SETTLE: Duration = Duration::from_millis(150);
+
+/// One message there and back, so that a network that lets nothing through is called by its name; then some more.
 fn probe(s: &mut Session, o: &Options, limits: &Limits) -> Result<()> {
     let run = Run { run: 0, test: Test::Lat, layout: layout(Test::Lat, 8, o.layout, limits), size: 8 };
     let once = Extent { iters: Some(1), time: None };
-    let none = Extent { iters: Some(0), time: None };
-    measure(s, run, Plan { warmup: none, measure: once, tick: &mut |_| {} })
+    let settle = match o.iters {
+        Some(_) => Extent { iters: Some(0), time: None },
+        None => Extent { iters: None, time: Some(SETTLE) },
+    };
+    measure(s, run, Plan { warmup: settle, measure: once, tick: &mut |_| {} })
         .map(|_| ())
         .map_err(|f| f.context("the first message"))
 }

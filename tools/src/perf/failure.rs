@@ -26,11 +26,11 @@ impl Failure {
         }
     }
 
-    /// The same failure with `; more` behind.
-    pub(crate) fn suffix(self, more: &str) -> Self {
-        match self {
-            Failure::Text(t) => Failure::Text(format!("{t}; {more}")),
-            Failure::BrokenPipe => self,
+    /// The same failure with `; more` behind, if there is more to say.
+    pub(crate) fn suffix(self, more: Option<String>) -> Self {
+        match (self, more) {
+            (Failure::Text(t), Some(more)) => Failure::Text(format!("{t}; {more}")),
+            (same, _) => same,
         }
     }
 

@@ -241,7 +241,10 @@ fn read_frames(stream: &mut Stream, tx: &SyncSender<News>, alert: &Alert) {
 
 fn read_frame(stream: &mut Stream) -> Result<Message, String> {
     let lost = |e: io::Error| match e.kind() {
-        io::ErrorKind::UnexpectedEof => "closed the control connection: it ended, was killed, or lost its host".into(),
+        // A process that is killed with something unread resets its connections.
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
+            "closed the control connection: it ended, was killed, or lost its host".into()
+        }
         _ => format!("is lost: {}", plain(&e)),
     };
     let mut len = [0; 4];

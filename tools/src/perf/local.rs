@@ -1,10 +1,15 @@
 //! This side of the test: transport, device, worker and interface.
 
-use std::{fmt::Write, sync::Arc};
+use std::{
+    fmt::Write,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
+use ib::addr::{DeviceAddr, LinkAddr};
 use parking_lot::Mutex;
 use uct::{
-    Iface, IfaceParams, Md, Registry, Worker, WorkerParams,
+    Iface, IfaceParams, Md, Registry, Worker,
     config::Env,
     ep::{EpFailure, FailureAction},
     iface::Caps,
@@ -44,7 +49,7 @@ impl Local {
         alert: Arc<Alert>,
     ) -> Result<Local> {
         let (transport, md, port) = choose(registry, env, transport, device)?;
-        let worker = Worker::new(WorkerParams::default())?;
+        let worker = Worker::new(crate::worker_params(env)?)?;
         let failures = Arc::new(Mutex::new(Vec::new()));
         let (f, a) = (failures.clone(), alert.clone());
         let params = IfaceParams::default().on_error(Arc::new(move |e: &EpFailure| {
@@ -63,9 +68,10 @@ impl Local {
             version: VERSION.into(),
             host: hostname(),
             pid: std::process::id(),
+            cpu: None,
             transport: attr.transport.into(),
             device: attr.device.clone(),
-            address: address(&md, port),
+            address: show(&iface.device_address()),
             limits,
             device_addr: to_hex(&iface.device_address()),
             iface_addr: to_hex(&iface.iface_address()),
@@ -98,15 +104,16 @@ fn hostname() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname").map(|s| s.trim().to_string()).unwrap_or_default()
 }
 
-/// The port's network address as the memory domain shows it, for people.
-fn address(md: &Md, port: u8) -> String {
-    let ports = md.ports().unwrap_or_default();
-    let facts = ports.iter().find(|p| p.port == port).map(|p| &p.facts[..]).unwrap_or_default();
-    ["address", "ip", "gid"]
-        .iter()
-        .find_map(|want| facts.iter().find(|(name, _)| name.to_ascii_lowercase().contains(want)))
-        .map(|(_, value)| value.clone())
-        .unwrap_or_default()
+/// A device address as people write it: IP address and UDP port, or what else it consists of.
+fn show(device_addr: &[u8]) -> String {
+    let Ok(a) = DeviceAddr::parse_exact(device_addr) else { return to_hex(device_addr) };
+    match (a.link, a.trailer) {
+        (LinkAddr::Ethernet { gid, .. }, Some(_)) => {
+            SocketAddr::new(IpAddr::V6(gid.0.into()).to_canonical(), a.udp_port()).to_string()
+        }
+        (LinkAddr::Ethernet { gid, .. }, None) => IpAddr::V6(gid.0.into()).to_canonical().to_string(),
+        (LinkAddr::InfiniBand { .. }, _) => a.to_string(),
+    }
 }
 
 fn choose(
@@ -118,7 +125,7 @@ fn choose(
     let transport = match transport {
         Some(name) => registry
             .transport(name)
-            .map_err(|_| Failure::new(format!("there is no transport `{name}`; {}", usable(registry, env))))?,
+            .map_err(|_| Failure::new(format!("there is no transport `{name}`")).suffix(usable(registry, env)))?,
         None => registry
             .transport(TRANSPORT)
             .ok()
@@ -133,7 +140,7 @@ fn choose(
             }
             let tried = match d.unusable {
                 Some(why) => Err(Failure::new(why)),
-                None => try_device(&**c, transport, &d.name, device.and_then(|w| w.port), env),
+                None => try_device(registry, transport, &d.name, device.and_then(|w| w.port), env),
             };
             match tried {
                 Ok((md, port)) => return Ok((transport.clone(), md, port)),
@@ -145,21 +152,21 @@ fn choose(
     }
     Err(match (device, why_not) {
         (_, Some((name, why))) => {
-            why.context(format!("{} cannot use device {name}", transport.name())).suffix(&usable(registry, env))
+            why.context(format!("{} cannot use device {name}", transport.name())).suffix(usable(registry, env))
         }
-        (Some(w), None) => Failure::new(format!("there is no device `{}`; {}", w.name, usable(registry, env))),
+        (Some(w), None) => Failure::new(format!("there is no device `{}`", w.name)).suffix(usable(registry, env)),
         (None, None) => Failure::new("this host has no device for any transport"),
     })
 }
 
 fn try_device(
-    component: &dyn uct::md::Component,
+    registry: &Registry,
     transport: &Arc<dyn Transport>,
     device: &str,
     port: Option<u8>,
     env: &Env,
 ) -> Result<(Md, u8)> {
-    let md = Md::from_component(component.open(device, env)?);
+    let md = registry.open_md(device, env)?;
     transport.supports(&md).map_err(Failure::new)?;
     let ports = md.ports()?;
     let port = match port {
@@ -175,8 +182,8 @@ fn try_device(
     Ok((md, port))
 }
 
-/// The pairs of transport and device that work on this host, in words.
-fn usable(registry: &Registry, env: &Env) -> String {
+/// The pairs of transport and device that work on this host, in words, if any do.
+fn usable(registry: &Registry, env: &Env) -> Option<String> {
     let mut pairs = String::new();
     for t in registry.transports() {
         for c in registry.components() {
@@ -184,7 +191,7 @@ fn usable(registry: &Registry, env: &Env) -> String {
                 if d.unusable.is_some() {
                     continue;
                 }
-                if let Ok((_, port)) = try_device(&**c, t, &d.name, None, env) {
+                if let Ok((_, port)) = try_device(registry, t, &d.name, None, env) {
                     let comma = if pairs.is_empty() { "" } else { ", " };
                     // Writing to a string cannot fail.
                     let _ = write!(pairs, "{comma}-x {} -d {}:{port}", t.name(), d.name);
@@ -192,5 +199,20 @@ fn usable(registry: &Registry, env: &Env) -> String {
             }
         }
     }
-    if pairs.is_empty() { "nothing works on this host".into() } else { format!("what works on this host: {pairs}") }
+    (!pairs.is_empty()).then(|| format!("what works on this host: {pairs}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_look_as_people_write_them() {
+        // RoCE v2, IPv4 in a GID, as UCX packs it: there is no UDP port in it.
+        let mut bare = vec![0x48];
+        bare.extend_from_slice(&std::net::Ipv4Addr::new(10, 77, 0, 1).to_ipv6_mapped().octets());
+        assert_eq!(show(&bare), "10.77.0.1");
+        assert_eq!(show(&[0x48, 1]), "4801");
+        assert_eq!(show(&[]), "");
+    }
 }

@@ -8,6 +8,7 @@ fn side(pid: u32) -> Side {
         version: VERSION.into(),
         host: "host7".into(),
         pid,
+        cpu: (pid == 23).then_some(5),
         transport: "ud_verbs".into(),
         device: "soft0:1".into(),
         address: format!("127.0.0.{pid}"),
@@ -48,7 +49,8 @@ fn report(format: Format, final_only: bool, tests: &[Test]) -> String {
         }
         r.end_row().unwrap();
     }
-    r.finish().unwrap();
+    let resends = Counter { name: "tx.resends", value: 1234 };
+    r.finish(&[resends, Counter { name: "tx.none", value: 0 }]).unwrap();
     String::from_utf8(out).unwrap()
 }
 
@@ -57,7 +59,7 @@ fn the_table_is_aligned_and_says_what_it_measured() {
     let want = "\
 uct_perf VERSION: active messages over ud_verbs, between two processes of this host
   client  soft0:1  127.0.0.1   host7 pid 1
-  server  soft0:1  127.0.0.23  host7 pid 23
+  server  soft0:1  127.0.0.23  host7 pid 23 on cpu 5
   connected by interface address; waiting by spinning; layout short to 64 B, then bcopy; am_bw bcopy
 
                  am_lat, one way [us]              am_bw       am_rate
@@ -66,6 +68,7 @@ uct_perf VERSION: active messages over ud_verbs, between two processes of this h
     1000      2.00     1233    310.1     1235       4000     4,000,000
 
 Latency is half of a round trip. 1 MB is 10^6 bytes. 12,000,080 messages (8.0 GB) arrived, each verified in number and content.
+The client sent 1,234 packets again.
 "
     .replace("VERSION", VERSION);
     let got = report(Format::Table, false, &Test::ALL);
@@ -95,6 +98,7 @@ fn csv_has_as_many_fields_as_names() {
 fn json_is_one_object() {
     let v: serde_json::Value = serde_json::from_str(&report(Format::Json, false, &Test::ALL)).unwrap();
     assert_eq!(v["results"].as_array().unwrap().len(), 6);
+    assert_eq!(v["client_counters"], serde_json::json!({"tx.resends": 1234}));
     assert_eq!(v["results"][0]["latency_us"]["max"], 1234.567);
     assert!(v["results"][1].get("latency_us").is_none());
     assert_eq!((&v["server"]["pid"], &v["connect"]), (&23.into(), &"iface".into()));

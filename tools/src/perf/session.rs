@@ -26,6 +26,9 @@ use super::{
 pub(crate) const DATA_ID: AmId = AmId::truncate(5);
 /// The id of "so many have arrived", the answer in stream tests.
 const COUNT_ID: AmId = AmId::truncate(6);
+/// Idle turns after which a spinning side lets other threads run between turns: more than a message takes on a free
+/// machine, so that it only matters where processes share a CPU and would wait for each other's time slice to end.
+const SPINS: u32 = 50;
 /// How long to sleep at most with `--wait events`: news on the control connection does not end the sleep.
 const SLEEP: Duration = Duration::from_millis(50);
 
@@ -45,6 +48,8 @@ pub(crate) struct Session {
     manner: Manner,
     inbox: VecDeque<Message>,
     receiver: Option<Arc<Receiver>>,
+    /// Turns in a row without an event.
+    idle: u32,
     /// The run and the number in the peer's last answer.
     counted: Arc<AtomicU64>,
 }
@@ -60,7 +65,7 @@ impl Session {
             }
         })?;
         local.iface.progress_enable(true);
-        Ok(Session { ep: None, local, link, manner, inbox: VecDeque::new(), receiver: None, counted })
+        Ok(Session { ep: None, local, link, manner, inbox: VecDeque::new(), receiver: None, idle: 0, counted })
     }
 
     /// Makes the endpoint to `peer`, or with `None` one that [`Session::join`] connects.
@@ -222,9 +227,13 @@ impl Session {
         if self.local.alert.is_raised() {
             self.attend()?;
         }
-        if events == 0 {
+        if events > 0 {
+            self.idle = 0;
+        } else {
+            self.idle = self.idle.saturating_add(1);
             match self.manner.wait {
-                WaitMode::Spin => std::hint::spin_loop(),
+                WaitMode::Spin if self.idle < SPINS => std::hint::spin_loop(),
+                WaitMode::Spin => std::thread::yield_now(),
                 WaitMode::Yield => std::thread::yield_now(),
                 WaitMode::Events => self.local.worker.wait(SLEEP)?,
             }

@@ -104,7 +104,7 @@ fn the_table_is_for_people() {
     let out = session(&Fabric::new(), &["-n", "10", "-s", "8,40"]).client.unwrap();
     let lines: Vec<_> = out.lines().collect();
     assert!(lines[0].ends_with("active messages over fake, between two processes of this host"), "{out}");
-    assert!(lines[1].contains("client  fake0:1  10.0.0.1"), "{out}");
+    assert!(lines[1].contains("client  fake0:1  66616b65"), "{out}");
     assert_eq!(lines[6].split_whitespace().count(), 7, "{out}");
     assert!(lines.last().unwrap().contains("each verified in number and content"), "{out}");
 }
@@ -166,7 +166,7 @@ fn a_message_of_another_run_is_refused() {
 fn each_side_picks_its_own_device_and_errors_list_what_works() {
     let o = sides(&Fabric::new(), &["-d", "fake0:2", "-n", "1", "-s", "8"], &["-d", "fake0:1"]);
     let out = o.client.unwrap();
-    assert!(out.contains("client  fake0:2  10.0.0.2") && out.contains("server  fake0:1  10.0.0.1"), "{out}");
+    assert!(out.contains("client  fake0:2 ") && out.contains("server  fake0:1 "), "{out}");
 
     let works = "what works on this host: -x fake -d fake0:1";
     for (args, words) in [

@@ -10,7 +10,7 @@ use std::{
     fmt,
     os::fd::RawFd,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
@@ -83,6 +83,10 @@ pub struct WorkerShared {
     /// True while the progress thread looks every millisecond, so that sends may wait for company that long.
     batching: AtomicBool,
     has_thread: bool,
+    /// The user's thread is in [`Worker::wait`], or about to be.
+    waiting: AtomicBool,
+    /// Ends that wait. Made at the first.
+    user_wake: OnceLock<WakeFd>,
     /// Shared with the thread, which may be about to sleep on it when the worker ends.
     wake: Option<Arc<WakeFd>>,
 }
@@ -121,7 +125,16 @@ impl WorkerShared {
     /// Runs `f` in the next `progress`, with no lock held. Callable from any thread.
     pub fn defer(&self, f: Deferred) {
         self.deferred.lock().push(f);
-        self.has_deferred.store(true, Ordering::Release);
+        self.has_deferred.store(true, Ordering::SeqCst);
+        if self.waiting.load(Ordering::SeqCst)
+            && let Some(w) = self.user_wake.get()
+        {
+            w.wake();
+        }
+    }
+
+    /// Lets the progress thread look now. For what ends on helper threads.
+    pub fn kick(&self) {
         if let Some(w) = &self.wake {
             w.wake();
         }
@@ -184,6 +197,8 @@ impl Worker {
             user_seq: AtomicU64::new(0),
             batching: AtomicBool::new(false),
             has_thread: params.progress_thread,
+            waiting: AtomicBool::new(false),
+            user_wake: OnceLock::new(),
             wake,
         });
         if params.progress_thread {
@@ -226,8 +241,25 @@ impl Worker {
     /// # Errors
     /// `Unsupported` if an interface has no event fd.
     pub fn wait(&self, max: Duration) -> Result<()> {
+        let wake = match self.shared.user_wake.get() {
+            Some(w) => w,
+            None => {
+                let new = WakeFd::new()?;
+                self.shared.user_wake.get_or_init(|| new)
+            }
+        };
+        wake.drain();
+        // Before the look at what is deferred, so that whoever defers later sees it.
+        self.shared.waiting.store(true, Ordering::SeqCst);
+        let result = self.wait_armed(wake, max);
+        self.shared.waiting.store(false, Ordering::SeqCst);
+        result
+    }
+
+    fn wait_armed(&self, wake: &WakeFd, max: Duration) -> Result<()> {
         let list = self.shared.snapshot();
         let mut fds = Vec::with_capacity(list.len() + 1);
+        fds.push(wake.fd());
         for i in list.iter() {
             let fd: RawFd = i.event_fd().ok_or_else(|| {
                 Error::new(ErrorKind::Unsupported, format!("{} has no event fd to wait on", i.attr().device))
@@ -237,7 +269,7 @@ impl Worker {
             }
             fds.push(fd);
         }
-        if self.shared.has_deferred.load(Ordering::Acquire) {
+        if self.shared.has_deferred.load(Ordering::SeqCst) {
             return Ok(());
         }
         let due = self.next_timeout().map(|t| t.since(self.shared.clock.now()));

@@ -17,7 +17,7 @@ use std::{
 use super::WorkerShared;
 use crate::{
     error::{Error, ErrorKind, Result},
-    iface::{Arm, Events},
+    iface::Arm,
 };
 
 /// How long the thread sleeps between looks while the user is there.
@@ -50,7 +50,11 @@ impl WakeFd {
         let _ = unsafe { libc::write(self.0.as_raw_fd(), one.as_ptr().cast(), one.len()) };
     }
 
-    fn drain(&self) {
+    pub(crate) fn fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
+    pub(crate) fn drain(&self) {
         let mut buf = [0u8; 8];
         // SAFETY: eight writable bytes, and the descriptor is open. An empty counter (EAGAIN) is as good.
         let _ = unsafe { libc::read(self.0.as_raw_fd(), buf.as_mut_ptr().cast(), buf.len()) };
@@ -114,7 +118,7 @@ fn away(w: Arc<WorkerShared>, async_tick: Duration) {
     for i in list.iter() {
         i.progress_async();
         // An interface without events is looked after at every tick.
-        if let (Some(fd), Ok(arm)) = (i.event_fd(), i.arm(Events::RECV | Events::SEND_COMP)) {
+        if let (Some(fd), Ok(arm)) = (i.event_fd(), i.arm_async()) {
             busy |= arm == Arm::Busy;
             fds.push(fd);
         }
@@ -123,7 +127,7 @@ fn away(w: Arc<WorkerShared>, async_tick: Duration) {
         }
     }
     let wake = w.wake.clone();
-    fds.extend(wake.iter().map(|f| f.0.as_raw_fd()));
+    fds.extend(wake.iter().map(|f| f.fd()));
     // Nothing of the worker is kept during the sleep, so that it can end meanwhile; its end writes the wake fd. An
     // interface that is closed meanwhile leaves a stale fd in the list, which at worst ends this one sleep early.
     drop(list);

@@ -151,15 +151,14 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         if e.in_flight() == 0 {
             return;
         }
-        if e.resend_cur != NIL {
-            self.extend_resend(slot);
-            return;
-        }
-        let hold_off = self.hold_off(slot);
+        let (is_active, hold_off) = (e.resend_cur != NIL, self.hold_off(slot));
         let Some(first) = self.first_unacked(slot) else { return };
         let k = &self.pkts[first];
         // Each packet that follows a gap provokes a NACK; one round of resends answers them all.
         if k.resends > 0 && now.since(k.sent) < hold_off {
+            if is_active {
+                self.extend_resend(slot);
+            }
             return;
         }
         self.start_resend(slot, Is::NACKED);

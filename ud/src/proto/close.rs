@@ -15,7 +15,7 @@ use uct::{ErrorKind, Time};
 
 use super::{
     config::Features,
-    engine::{Engine, nanos},
+    engine::Engine,
     ep::{EpId, Is, Owed, Owner, State},
     event::{Event, FailDetail, Outstanding, RxVerdict},
     packet::PacketKind,
@@ -199,8 +199,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         if self.clock.run(now).since(ep.send_time) > self.cfg.timeout {
             return;
         }
-        let max = nanos(self.cfg.timeout / 3).max(1);
-        ep.tick = ((ep.tick as f64 * self.cfg.timer_backoff).min(max as f64) as u64).max(1);
+        self.back_off(slot);
         self.owe(slot, Owed::BYE);
     }
 

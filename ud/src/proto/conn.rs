@@ -274,7 +274,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         if self.passive_count >= self.cfg.passive_max {
             self.stats.passive_refused += 1;
             // Perhaps some of them are dead: look soon.
-            self.sweep_at = self.sweep_at.min(now + self.cfg.timer_tick * 8);
+            self.sweep_at = self.sweep_at.min(now + self.cfg.timer_tick.saturating_mul(8));
             return self.refuse_creq(DropReason::TooManyPassive);
         }
         let Some(slot) = self.insert_ep() else {
@@ -403,9 +403,9 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         self.note_caps(peer, &caps);
         if !self.eps[slot].is_dest_known() {
             self.eps[slot].dest = crep.src_ep_id;
-            // A CREP is an answer: our request need not be repeated, even if the ack in it was an odd one.
             self.eps[slot].owed.remove(Owed::CREQ);
             self.connected(slot);
+            self.on_ack_psn(now, slot, neth.ack);
         }
         // Only now there is somebody to send an ack to.
         if neth.is(wire::ACK_REQ) {

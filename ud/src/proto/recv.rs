@@ -98,12 +98,17 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         bytes: &[u8],
     ) -> Result<RxVerdict, DropReason> {
         self.eps[slot].is.insert(Is::HEARD);
-        let news = self.on_ack_psn(now, slot, neth.ack);
+        // While we ask for a connection, only a valid CREP (see there) counts as the answer: anything else would stop the
+        // repetition of the CREQ and leave us waiting without a timer.
+        let news = match self.eps[slot].state {
+            State::Connecting => AckNews::Ignored,
+            _ => self.on_ack_psn(now, slot, neth.ack),
+        };
         if neth.is(wire::ACK_REQ) {
             self.owe_ack(slot);
         }
         let takes_data = self.takes_data(slot);
-        if takes_data && (meta.can_deliver || !neth.is_am()) && neth.psn.is_after(self.eps[slot].rx_head.next()) {
+        if takes_data && provokes_nack(neth, meta) && neth.psn.is_after(self.eps[slot].rx_head.next()) {
             self.owe_nack(slot);
         }
         if neth.is_am() {
@@ -363,4 +368,10 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
             _ => Err(DropReason::UnknownControl),
         }
     }
+}
+
+/// Whether a gap before this packet is worth a NACK. Not when there is no room for what would be resent; and not in answer to
+/// a NACK, or two endpoints that both miss something would go on telling each other as fast as the network lets them.
+fn provokes_nack(neth: Neth, meta: &RxMeta) -> bool {
+    meta.can_deliver && (neth.is_am() || !neth.is(wire::NACK))
 }

@@ -187,10 +187,11 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     /// The resend interval is over, or the verdict is due, while packets are in flight (`docs/ud-protocol.md` "Timer").
     fn on_tick(&mut self, now: Time, slot: u32) {
         let run = self.clock.run(now);
-        let (tick0, tick_max) = (self.tick0, nanos(self.cfg.timeout / 3).max(1));
+        let tick0 = self.tick0;
+        // What is owed, or was resent, has not left yet: our own queue is full. That is no sign of loss, nor of a dead peer.
+        let is_queued = self.first_unacked(slot).is_some_and(|k| self.pkts[k].is_resend_queued(self.tx_done));
         let ep = &mut self.eps[slot];
-        // What is owed has not left yet: our own queue is full. That is no sign of loss, nor of a dead peer.
-        let own_queue_full = ep.owed.intersects(Owed::ACK_REQ | Owed::RESEND | Owed::CREQ | Owed::CREP);
+        let own_queue_full = is_queued || ep.owed.intersects(Owed::ACK_REQ | Owed::RESEND | Owed::CREQ | Owed::CREP);
         if !own_queue_full {
             let silent = nanos(run.since(silence_start(ep)));
             if silent > nanos(self.cfg.timeout) {
@@ -207,11 +208,14 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
                 }
             }
         }
-        if now < self.eps[slot].tick_at {
+        let ep = &mut self.eps[slot];
+        if now < ep.tick_at {
             return; // only the verdict was looked at
         }
-        if !own_queue_full {
-            let ep = &mut self.eps[slot];
+        if own_queue_full {
+            // The peer could not answer what it was not asked: this interval does not count.
+            ep.send_time = run.min(silence_start(ep) + Duration::from_nanos(ep.tick));
+        } else {
             let idle = nanos(run.since(ep.send_time.max(ep.last_resend)));
             if idle >= tick0 && ep.state == State::Connected {
                 self.owe(slot, Owed::ACK_REQ);
@@ -221,9 +225,17 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
                 self.start_timer_resend(slot);
             }
         }
+        let interval = self.back_off(slot);
+        self.eps[slot].tick_at = now + interval;
+    }
+
+    /// Lengthens the endpoint's interval. It ends at 256 base intervals, as UCX's timer wheel does in practice: were it to
+    /// grow to a third of the time-out, a few losses in a row would be taken for death.
+    pub(super) fn back_off(&mut self, slot: u32) -> Duration {
+        let max = self.tick0.saturating_mul(256).min(nanos(self.cfg.timeout / 3)).max(1);
         let ep = &mut self.eps[slot];
-        ep.tick = ((ep.tick as f64 * self.cfg.timer_backoff).min(tick_max as f64) as u64).max(1);
-        ep.tick_at = now + Duration::from_nanos(ep.tick);
+        ep.tick = ((ep.tick as f64 * self.cfg.timer_backoff).min(max as f64) as u64).max(1);
+        Duration::from_nanos(ep.tick)
     }
 }
 

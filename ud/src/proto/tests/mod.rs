@@ -1,2 +1,11 @@
 mod basic;
+mod chaos;
+mod closing;
+mod golden;
+mod handshake;
+mod hazards;
+mod loss;
 mod net;
+mod regressions;
+mod silence;
+mod window;
