@@ -217,7 +217,8 @@ fn a_killed_client_is_noticed_by_the_server() {
     client.line_with("messages/s");
     client.kill();
     let e = server.end().failure();
-    assert!(e.starts_with("am_lat, 8 bytes: client 127.0.0.1 closed the control connection"), "{e}");
+    // Where the server was in its part of the run is a matter of chance.
+    assert!(e.contains("client 127.0.0.1 closed the control connection: it ended, was killed"), "{e}");
     client.end();
 }
 

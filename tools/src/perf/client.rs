@@ -12,6 +12,7 @@ use super::{
     report::{Heading, Report},
     sender::Sender,
     session::Session,
+    sizes::SIZE_MIN,
 };
 
 /// Runs everything that `o` asks for, and says good-bye.
@@ -124,7 +125,7 @@ fn plan(tests: &[Test], o: &Options, limits: &Limits, transport: &str) -> Result
         Some(l) => (l.name(), limits.of(l)),
         None => ("copying", limits.bcopy.or(limits.short).or(limits.zcopy)),
     };
-    let max = max.ok_or_else(|| {
+    let max = max.filter(|&max| max >= SIZE_MIN).ok_or_else(|| {
         Failure::new(format!(
             "{transport} cannot send {name} messages between these devices; choose another layout with -D"
         ))
@@ -184,5 +185,8 @@ mod tests {
         assert!(e.contains("at most 64 in one short message"), "{e}");
         let e = rows(&["-D", "zcopy"], &Limits { zcopy: None, ..LIMITS }).unwrap_err();
         assert!(e.contains("cannot send zcopy messages"), "{e}");
+        // Whatever the other side claims.
+        let e = rows(&["-D", "shortiov"], &Limits { short: Some(3), ..LIMITS }).unwrap_err();
+        assert!(e.contains("cannot send shortiov messages"), "{e}");
     }
 }

@@ -3,11 +3,8 @@
 //! Two processes that never sleep give the scheduler no occasion to move them, so it may leave them on one CPU for
 //! seconds although another one is free; then latency is a matter of time slices. A self-test therefore gives each of its
 //! processes a CPU of its own.
-//!
-//! There is no safe wrapper for the one system call, hence `unsafe` here.
-#![allow(unsafe_code)]
 
-use std::{fs, io, str::FromStr};
+use std::{fs, str::FromStr};
 
 use super::failure::{Failure, Result, plain};
 
@@ -43,12 +40,8 @@ impl FromStr for CpuArg {
 pub(crate) fn bind(cpu: usize) -> Result<()> {
     let mut mask = [0u64; CPUS / 64];
     mask[cpu / 64] |= 1 << (cpu % 64);
-    // SAFETY: the mask is `size_of_val(&mask)` readable bytes, in the form of the kernel: one bit per CPU, low word first.
-    let r = unsafe { libc::sched_setaffinity(0, size_of_val(&mask), mask.as_ptr().cast()) };
-    if r == 0 {
-        return Ok(());
-    }
-    let why = plain(&io::Error::last_os_error());
+    let Err(e) = crate::sys::set_affinity(&mask) else { return Ok(()) };
+    let why = plain(&e);
     let there = list_text(&allowed());
     Err(Failure::new(format!(
         "cannot run on CPU {cpu}: {why}; this process may use {there} (-c any leaves it to the system)"
