@@ -69,7 +69,7 @@ pub(crate) fn client(local: Local, stream: TcpStream, host: &str, o: &Options, v
     if !o.final_only {
         line(&format!("{} messages arrived, each verified in number", thousands(outcome.received)))?;
         if outcome.resends > 0 {
-            line(&format!("{} packets were sent again", thousands(outcome.resends)))?;
+            line(&format!("packets sent again: {}", thousands(outcome.resends)))?;
         }
     }
     Ok(())
@@ -85,8 +85,7 @@ pub(crate) fn server(local: Local, stream: TcpStream, from: &str, o: &Options, v
     let mut peer = Peer::new(local, talk, Role::Server, o.wait())?;
     let Outcome { received, resends, .. } = peer.play(&task)?;
     if !o.final_only {
-        let again =
-            if resends > 0 { format!(", {} packets were sent again", thousands(resends)) } else { String::new() };
+        let again = if resends > 0 { format!("; packets sent again: {}", thousands(resends)) } else { String::new() };
         line(&format!("done: {} messages arrived, each verified in number{again}", thousands(received)))?;
     }
     Ok(())
