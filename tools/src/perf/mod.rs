@@ -167,7 +167,7 @@ impl Context<'_> {
         let port = self.options.port;
         let stream = link::connect(host, port, self.options.timeout)?;
         if let Some(version) = self.options.ucx {
-            return ucx::client(local, stream, host, &self.options, version.unwrap_or(Version::V1_23));
+            return ucx::client(local, stream, host, &self.options, version.unwrap_or(Version::NEWEST));
         }
         let link = Link::open(Stream::Tcp(stream), self.link_params(format!("{host} port {port}"), &alert))?;
         self.client(local, link, false)

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! client                                    server
-//!   parameters (a C struct), sizes  ──────►             task: the struct of two UCX versions
+//!   parameters (a C struct), sizes  ──────►             task: the structs of UCX versions
 //!   ◄────────────── status ───────────────►             talk: status, blob, barrier
 //!   ◄──────── endpoint addresses ─────────►
 //!   ◄────── barrier ─► warm-up runs, each begun by a barrier and ended by barrier and status

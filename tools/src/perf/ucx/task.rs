@@ -1,5 +1,5 @@
 //! The parameters that a `ucx_perftest` client sends: a C struct as it lies in memory, without a version, so its layout is
-//! that of one UCX release. Two are known. The list of message sizes follows, eight bytes each.
+//! that of a UCX release. Four are known. The list of message sizes follows, eight bytes each.
 //!
 //! Only fields that decide what two active-message tests do are read; pointers and padding are arbitrary. All numbers are
 //! little-endian, as on every machine UCX interoperates with.
@@ -8,46 +8,61 @@ use std::{fmt, str::FromStr};
 
 use super::super::options::{Layout, Test};
 
-/// A release of UCX whose parameters are known.
+/// Releases of UCX that have the parameters in common.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Version {
-    /// 264 bytes; Debian 12 has it. A server takes its device from the client.
+    /// 264 bytes; Debian 12 has 1.13. A server takes its device from the client.
     V1_13,
+    /// 528 bytes.
+    V1_19,
+    /// 560 bytes.
+    V1_20,
     /// 584 bytes.
-    V1_23,
+    V1_21,
 }
 
 impl Version {
-    const ALL: [Version; 2] = [Version::V1_13, Version::V1_23];
+    const ALL: [Version; 4] = [Version::V1_13, Version::V1_19, Version::V1_20, Version::V1_21];
+    /// What a server is taken for if nobody says.
+    pub(crate) const NEWEST: Version = Version::V1_21;
 
-    fn name(self) -> &'static str {
+    /// The releases; the layout of 1.17 and 1.18 is not known.
+    fn names(self) -> &'static [&'static str] {
         match self {
-            Version::V1_13 => "1.13",
-            Version::V1_23 => "1.23",
+            Version::V1_13 => &["1.13", "1.14", "1.15", "1.16"],
+            Version::V1_19 => &["1.19"],
+            Version::V1_20 => &["1.20"],
+            Version::V1_21 => &["1.21", "1.22", "1.23"],
         }
     }
 
     fn fields(self) -> &'static Fields {
         match self {
             Version::V1_13 => &V1_13,
-            Version::V1_23 => &V1_23,
+            Version::V1_19 => &V1_19,
+            Version::V1_20 => &V1_20,
+            Version::V1_21 => &V1_21,
         }
     }
 }
 
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        match self.names() {
+            [first, .., last] => write!(f, "{first} to {last}"),
+            names => f.write_str(names.first().unwrap_or(&"")),
+        }
     }
 }
 
 impl FromStr for Version {
     type Err = String;
     fn from_str(s: &str) -> Result<Self, String> {
-        Version::ALL
-            .into_iter()
-            .find(|v| v.name() == s || s.strip_prefix(v.name()).is_some_and(|patch| patch.starts_with('.')))
-            .ok_or_else(|| "known are the parameters of UCX 1.13 and 1.23".to_string())
+        let is = |name: &&str| *name == s || s.strip_prefix(*name).is_some_and(|patch| patch.starts_with('.'));
+        Version::ALL.into_iter().find(|v| v.names().iter().any(is)).ok_or_else(|| {
+            let all: Vec<_> = Version::ALL.iter().map(|v| v.to_string()).collect();
+            format!("known are the parameters of UCX {}", all.join(", "))
+        })
     }
 }
 
@@ -55,8 +70,8 @@ impl FromStr for Version {
 struct Fields {
     len: usize,
     thread_mode: u32,
-    /// Only in the newer one: accelerator devices of both sides, "none" being type 10 and number -1.
-    accel: Option<usize>,
+    /// Accelerator devices of both sides: where, and the type that means "none".
+    accel: Option<(usize, u32)>,
     flags: usize,
     size_count: usize,
     alignment: usize,
@@ -66,8 +81,8 @@ struct Fields {
     max_time: usize,
     report_interval: usize,
     percentile: usize,
-    /// Only in the newer one: device threads, blocks, window.
-    device_threads: Option<usize>,
+    /// Settings of tests that a device runs: where, and the default.
+    on_device: Option<(usize, &'static [u32])>,
     device: usize,
     transport: usize,
     layout: usize,
@@ -98,7 +113,7 @@ const V1_13: Fields = Fields {
     max_time: 104,
     report_interval: 112,
     percentile: 120,
-    device_threads: None,
+    on_device: None,
     device: 152,
     transport: 184,
     layout: 212,
@@ -107,10 +122,35 @@ const V1_13: Fields = Fields {
     test_index: 256,
 };
 
-const V1_23: Fields = Fields {
+const V1_19: Fields = Fields {
+    len: 528,
+    thread_mode: 1,
+    device: 160,
+    transport: 192,
+    layout: 220,
+    window: 224,
+    am_header: 232,
+    test_index: 520,
+    ..V1_13
+};
+
+const V1_20: Fields = Fields {
+    len: 560,
+    accel: Some((36, 9)),
+    on_device: Some((152, &[1, 1])),
+    device: 192,
+    transport: 224,
+    layout: 252,
+    window: 256,
+    am_header: 264,
+    test_index: 552,
+    ..V1_21
+};
+
+const V1_21: Fields = Fields {
     len: 584,
     thread_mode: 1,
-    accel: Some(36),
+    accel: Some((36, 10)),
     flags: 56,
     size_count: 72,
     alignment: 88,
@@ -120,7 +160,7 @@ const V1_23: Fields = Fields {
     max_time: 128,
     report_interval: 136,
     percentile: 144,
-    device_threads: Some(168),
+    on_device: Some((168, &[1, 1, 4])),
     device: 216,
     transport: 248,
     layout: 276,
@@ -134,8 +174,8 @@ const TRANSPORT_LEN: usize = 10;
 const FLAG_VALIDATE: u32 = 0x2;
 const FLAG_ONE_SIDED: u32 = 0x4;
 const FLAG_VERBOSE: u32 = 0x80;
-/// More pieces than any message is made of.
-const SIZE_COUNT_MAX: u64 = 64;
+/// More pieces than a message of UD can be made of.
+const SIZE_COUNT_MAX: u64 = 16;
 /// A status follows the parameters at once: length and value.
 const STATUS_LEN: usize = 9;
 
@@ -182,14 +222,14 @@ impl Task {
         u32_at(THREADS, 1);
         u32_at(ASYNC_MODE, 1);
         u32_at(WAIT_MODE, 3);
-        for side in f.accel.iter().flat_map(|&at| [at, at + 8]) {
-            u32_at(side, 10);
-            u32_at(side + 4, u32::MAX);
+        if let Some((at, none)) = f.accel {
+            for side in [at, at + 8] {
+                u32_at(side, none);
+                u32_at(side + 4, u32::MAX);
+            }
         }
-        if let Some(at) = f.device_threads {
-            u32_at(at, 1);
-            u32_at(at + 4, 1);
-            u32_at(at + 8, 4);
+        if let Some((at, values)) = f.on_device {
+            values.iter().enumerate().for_each(|(i, &v)| u32_at(at + 4 * i, v));
         }
         u32_at(f.flags, FLAG_VERBOSE);
         u32_at(f.layout, layout_code(self.layout));
@@ -225,7 +265,9 @@ impl Task {
                 continue;
             };
             let len = f.len + 8 * count as usize;
-            if (len..=len + STATUS_LEN).contains(&bytes.len()) {
+            // The front of a longer struct, if that is what has come by now, has no name there.
+            let has_name = bytes.get(f.transport).is_some_and(u8::is_ascii_alphanumeric);
+            if has_name && (len..=len + STATUS_LEN).contains(&bytes.len()) {
                 return decode(bytes, f, len).map(|t| Found::Task(t, v, len));
             }
         }
@@ -233,7 +275,7 @@ impl Task {
     }
 
     /// The longest parameters, with the status.
-    pub(crate) const LEN_MAX: usize = V1_23.len + 8 * SIZE_COUNT_MAX as usize + STATUS_LEN;
+    pub(crate) const LEN_MAX: usize = V1_21.len + 8 * SIZE_COUNT_MAX as usize + STATUS_LEN;
 }
 
 /// Why parameters are refused, for a client whose bytes are of no known length.
@@ -241,13 +283,13 @@ pub(crate) fn unknown(len: usize, only: Option<Version>) -> String {
     let known: Vec<_> = Version::ALL
         .into_iter()
         .filter(|&v| only.is_none_or(|o| o == v))
-        .map(|v| format!("{} ({} bytes)", v.name(), v.fields().len))
+        .map(|v| format!("{v} ({} bytes)", v.fields().len))
         .collect();
     let params = len.saturating_sub(8 + STATUS_LEN);
     format!(
         "the parameters it sent are of an unknown version of UCX: {len} bytes came, which is a struct of some {params}; known \
          are those of {}",
-        known.join(" and ")
+        known.join(", ")
     )
 }
 
