@@ -59,7 +59,8 @@ pub(crate) struct Core<D: Device> {
     pub(crate) iface_config: IfaceConfig,
     pub(crate) limits: Limits,
     pub(crate) handlers: HandlerTable,
-    pub(crate) error_handler: Option<ErrorHandler>,
+    /// Taken away when the interface is closed, as the handlers are: what they hold may hold us.
+    pub(crate) error_handler: Mutex<Option<ErrorHandler>>,
     pub(crate) rx_headroom: usize,
     pub(crate) returns: Arc<Returns>,
     pub(crate) desc_pool: Arc<dyn DescPool>,
@@ -92,6 +93,8 @@ pub(crate) struct State<D: Device> {
     pub(crate) delivery: Option<Box<Delivery>>,
     /// Who delivers.
     pub(crate) delivering_on: Option<ThreadMark>,
+    /// What the interface left behind that was closed inside a callback, for the end of that batch.
+    pub(crate) orphans: Vec<Later>,
 }
 
 /// What ends with the interface.
@@ -117,6 +120,8 @@ pub(crate) struct Live<D: Device> {
     /// The domain's event count at the last look.
     pub(crate) events_seen: u64,
     pub(crate) failed: Option<Error>,
+    /// The endpoints have been told of it.
+    pub(crate) endpoints_failed: bool,
     /// A receive completed with an error: look at the state of the queue pair.
     pub(crate) rx_failed: bool,
     pub(crate) wcs: Vec<RecvWc>,
@@ -127,6 +132,12 @@ pub(crate) struct Live<D: Device> {
     pub(crate) later: Vec<Later>,
     pub(crate) counters: Counters,
     pub(crate) idle_rounds: u32,
+    /// The last send when a report was last asked for out of turn.
+    pub(crate) nudged_at: u64,
+    /// When the device was last asked for events.
+    pub(crate) events_polled: Time,
+    /// Ask it in this round.
+    pub(crate) look_for_events: bool,
 }
 
 /// Counters of the glue; the engine and the device have their own.
@@ -153,8 +164,8 @@ pub(crate) struct EpRecord<D: Device> {
     pub(crate) shared: Weak<EpShared<D>>,
     /// Why calls are refused.
     pub(crate) failed: Option<Error>,
-    /// What the last resolution failed with, to explain a failure of the endpoint.
-    pub(crate) resolve_error: Option<Error>,
+    /// What went wrong here last (a resolution, memory for a packet), to explain a failure of the endpoint.
+    pub(crate) trouble: Option<Error>,
 }
 
 impl<D: Device> State<D> {
@@ -198,33 +209,43 @@ impl<D: Device> Core<D> {
         match &mut st.live {
             Some(live) => {
                 live.rx.free_mut().append(&mut d.used);
-                // Left over only if a handler panicked: the messages keep their place before newer ones.
+                // Left over only if a callback panicked: all keeps its place before what is newer.
+                live.rx.free_mut().extend(d.current.take());
                 for r in d.batch.drain(..).rev() {
                     live.ready.push_front(r);
                 }
                 live.tx.ring(&mut live.qp);
-                let later = std::mem::take(&mut live.later);
+                let mut later = std::mem::take(&mut live.later);
+                if !d.later.is_empty() {
+                    later = d.later.drain(..).chain(later).collect();
+                }
                 st.delivery = Some(d);
                 later
             }
             None => {
+                let orphans = std::mem::take(&mut st.orphans);
                 drop(guard);
                 drop(d);
-                Vec::new()
+                orphans
             }
         }
     }
 
-    /// Keeps things for the next progress; without an interface they end here.
+    /// Keeps things for the next progress; without an interface there is none, and they are done here.
     pub(crate) fn put_back_later(&self, later: Vec<Later>) {
         let mut st = self.state.lock();
         match &mut st.live {
             Some(live) => live.later.extend(later),
             None => {
                 drop(st);
-                drop(later);
+                self.run_later(later);
             }
         }
+    }
+
+    /// True if the user has a handle of this endpoint.
+    pub(crate) fn has_ep(&self, ep: EpId) -> bool {
+        self.state.lock().live.as_ref().is_some_and(|live| live.eps.contains_key(&ep))
     }
 
     /// True on the thread that is inside a callback of this interface.

@@ -23,7 +23,7 @@ use ib::{
 use parking_lot::Mutex;
 use uct::{
     AmId, Blame, Completion, Endpoint, EpParams, Error, ErrorKind, FlushMode, Iface, IfaceAttr, IfaceParams, Posted,
-    Result, Scope, SendResult, Time, Worker,
+    Result, Scope, SendError, SendResult, Time, Worker,
     am::{AmHandler, DescPool, HandlerKind, HandlerTable},
     iface::{Arm, Caps, Counter, Events, Interface},
     mem::ArenaLayout,
@@ -34,16 +34,19 @@ use crate::{
     core::{Core, Counters, Limits, Live, State},
     deliver::{Delivery, Later, ThreadMark},
     ep::new_shared,
-    live::peer_caps,
+    live::{FEATURES, peer_caps},
     op::{MAX_SGE, NETH_LEN, Op},
     pools::{Pool, Returns, SMALL_LEN},
-    proto::{ConnectOutcome, Engine, EngineConfig, Features, FlushOutcome, Refused},
+    proto::{ConnectOutcome, Engine, EngineConfig, EpStateView, Features, FlushOutcome, Refused},
     tx::{Retired, Tx},
     wake::UserWake,
 };
 
 /// What UCX's transport of the same wire format is called.
 pub const TRANSPORT: &str = "ud_verbs";
+
+/// What a port counts for that does not tell its speed: 10 Gbit/s.
+const UNKNOWN_BANDWIDTH_BPS: f64 = 1.25e9;
 
 /// UCX's zero-copy descriptor: the limit for headers leaves room for it.
 const ZCOPY_DESC_LEN: usize = 136;
@@ -150,11 +153,13 @@ impl<D: Device> Core<D> {
             iov: (caps.send_sge as usize).saturating_sub(1).min(MAX_SGE - 2),
         };
         let incarnation = tuning.incarnation.unwrap_or_else(random_u64);
-        let device_addr = port.device_addr(incarnation, wire_features());
-        let mut attr = describe(&name, &port, &device_addr, &limits, &caps);
-        attr.bandwidth_bps = device.query_port(port.port).map_or(0.0, |p| p.bandwidth_bps);
-
         let features = tuning.features.unwrap_or(Features::all());
+        let device_addr = port.device_addr(incarnation, wire_features(features));
+        let mut attr = describe(&name, &port, &device_addr, &limits, &caps);
+        // Loopback has no speed to report; libraries divide by this.
+        let speed = device.query_port(port.port).map_or(0.0, |p| p.bandwidth_bps);
+        attr.bandwidth_bps = if speed > 0.0 { speed } else { UNKNOWN_BANDWIDTH_BPS };
+
         let mut engine_config = EngineConfig {
             local_qpn: qp.qpn().get(),
             device_addr: device_addr.to_bytes(),
@@ -167,7 +172,7 @@ impl<D: Device> Core<D> {
             max_window: config.max_window as u16,
             passive_max: tuning.passive_max.unwrap_or(65_536),
             rx_budget: port.soft.map_or(0, |s| s.rx_budget),
-            features: if port.soft.is_some() { features } else { tuning.features.unwrap_or(Features::all()) },
+            features,
             incarnation,
             seed: tuning.seed.unwrap_or_else(random_u64),
             first_ep_id: tuning.first_ep_id,
@@ -215,6 +220,7 @@ impl<D: Device> Core<D> {
             gids: gids.into_iter().map(|g| g.gid).collect(),
             events_seen: md.event_count(),
             failed: None,
+            endpoints_failed: false,
             rx_failed: false,
             wcs: Vec::with_capacity(64),
             post_scratch: Vec::new(),
@@ -222,8 +228,11 @@ impl<D: Device> Core<D> {
             later: Vec::new(),
             counters: Counters::default(),
             idle_rounds: 0,
+            nudged_at: 0,
+            events_polled: worker.clock().now(),
+            look_for_events: false,
         };
-        let state = State { live: Some(live), delivery: None, delivering_on: None };
+        let state = State { live: Some(live), delivery: None, delivering_on: None, orphans: Vec::new() };
         let core = Arc::new_cyclic(|me| Core {
             me: me.clone(),
             md: md.clone(),
@@ -236,7 +245,7 @@ impl<D: Device> Core<D> {
             iface_config,
             limits,
             handlers: HandlerTable::new(),
-            error_handler: params.error_handler.clone(),
+            error_handler: Mutex::new(params.error_handler.clone()),
             rx_headroom: params.rx_headroom,
             returns,
             desc_pool,
@@ -286,6 +295,8 @@ impl<D: Device> Core<D> {
         let mut guard = self.state.lock();
         let st = &mut *guard;
         let Some(mut live) = st.live.take() else { return };
+        let in_callback = self.in_callback(st);
+        let delivery = st.delivery.take();
         live.now = self.clock.now();
         for ep in live.engine.ep_ids().collect::<Vec<_>>() {
             live.give_up(self, ep, true);
@@ -298,7 +309,7 @@ impl<D: Device> Core<D> {
         drop(guard);
 
         let mut later = std::mem::take(&mut live.later);
-        later.push(Later::Pending(live.pending.purge_all()));
+        let requests = live.pending.purge_all();
         for (token, _) in live.flushes.drain(..) {
             later.push(Later::Settle(token, Err(ErrorKind::Canceled)));
         }
@@ -306,19 +317,31 @@ impl<D: Device> Core<D> {
         drop(qp);
         // Now no posted send can name an address handle or read a buffer.
         for r in tx.into_retired() {
-            if let Retired::Regions(iov) = r {
-                later.push(Later::Regions(iov));
+            match r {
+                Retired::Regions(iov) => later.push(Later::Regions(iov)),
+                Retired::Buf(_) => {}
             }
         }
         drop((engine, resolving, wcs, ready));
         drop((small, large, rx));
+        if in_callback {
+            // As with destroy: nothing of the user's is called inside a callback of his.
+            self.state.lock().orphans.append(&mut later);
+        }
         self.run_later(later);
+        drop(requests);
+        // Handlers may hold endpoints of this interface, which hold it. They end last: settling was theirs to see.
+        drop((self.handlers.clear(), delivery, self.error_handler.lock().take()));
     }
 }
 
-/// The extensions of this version, as a device address tells them.
-fn wire_features() -> ib::addr::Features {
-    ib::addr::Features::SACK | ib::addr::Features::BYE | ib::addr::Features::BUDGET
+/// Extensions as a device address tells them.
+fn wire_features(ours: Features) -> ib::addr::Features {
+    let mut wire = ib::addr::Features::empty();
+    for (bit, feature) in FEATURES {
+        wire.set(bit, ours.contains(feature));
+    }
+    wire
 }
 
 fn open_error(name: &str, what: &str, e: &VerbsError) -> Error {
@@ -452,8 +475,14 @@ impl<D: Device> Interface for Core<D> {
     }
 
     fn set_am_handler(&self, id: AmId, handler: Option<AmHandler>, kind: HandlerKind) -> Result<()> {
+        if self.closed.load(Ordering::Acquire) {
+            return Err(self.closed_error());
+        }
+        let old = self.handlers.set(id, handler.map(|h| (h, kind)));
+        // Also out of the table that the next delivery would start with.
+        let table = self.state.lock().delivery.as_mut().and_then(|d| d.refresh(self));
         // Dropped here, with no lock held: it is the user's.
-        drop(self.handlers.set(id, handler.map(|h| (h, kind))));
+        drop((old, table));
         Ok(())
     }
 
@@ -463,6 +492,10 @@ impl<D: Device> Interface for Core<D> {
         let live = st.live(self)?;
         if let Some(e) = &live.failed {
             return Err(e.clone().into());
+        }
+        if mode == FlushMode::Local && live.has_pending() {
+            // Flushed now, they would be missing: as on an endpoint, they go first.
+            return Err(SendError::NoResource);
         }
         live.touch_clock(self);
         let now = live.now;
@@ -484,7 +517,9 @@ impl<D: Device> Interface for Core<D> {
                 let mut lingering = Vec::new();
                 for ep in live.engine.ep_ids().collect::<Vec<_>>() {
                     if !live.eps.contains_key(&ep) {
-                        if live.engine.has_outstanding(ep) {
+                        // What strangers' endpoints owe is nothing that the user has sent.
+                        let is_ours = live.engine.state(ep) == Some(EpStateView::Lingering);
+                        if is_ours && live.engine.has_outstanding(ep) {
                             lingering.push(ep);
                         }
                         continue;
@@ -575,22 +610,19 @@ impl<D: Device> Interface for Core<D> {
         let st = &mut *guard;
         let live = st.live(self)?;
         self.user_wake.arm();
-        if !live.ready.is_empty()
-            || !live.later.is_empty()
-            || live.pending.line_len() > 0
-            || self.resolutions.load(Ordering::SeqCst)
-        {
+        if live.has_user_work() || self.resolutions.load(Ordering::SeqCst) {
             return Ok(Arm::Busy);
         }
         self.arm_device(live, events)
     }
 
-    fn arm_async(&self) -> Result<Arm> {
-        // What waits for the user is no reason for the progress thread to stay awake.
-        match self.state.lock().live(self) {
-            Ok(live) => self.arm_device(live, Events::RECV | Events::SEND_COMP),
-            Err(e) => Err(e),
-        }
+    fn arm_async(&self) -> Option<(RawFd, Arm)> {
+        // What waits for the user is no reason for the progress thread to stay awake, nor is the user's fd, which stays
+        // readable until he looks.
+        let mut guard = self.state.lock();
+        let live = guard.live.as_mut()?;
+        let fd = live.qp.event_fd()?;
+        Some((fd, self.arm_device(live, Events::RECV | Events::SEND_COMP).ok()?))
     }
 
     fn event_fd(&self) -> Option<RawFd> {

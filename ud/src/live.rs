@@ -20,7 +20,7 @@ use crate::{
     pools::SMALL_LEN,
     proto::{
         Begun, CreqInfo, EpId, Event, ExtCaps, FailDetail, Features, Outstanding, PeerCaps, Refused, RxMeta, RxVerdict,
-        TransmitKind,
+        SendKind, TransmitKind,
     },
     tx::{Link, PostFlags, Retired},
 };
@@ -40,6 +40,10 @@ const READY_MAX: usize = 4096;
 
 /// Idle rounds between two looks for events of the device.
 const EVENT_POLL_EVERY: u32 = 32;
+
+/// Time after which the next idle round looks for events of the device anyway: a program that sleeps between messages has
+/// few rounds.
+const EVENT_POLL_AFTER: Duration = Duration::from_millis(50);
 
 /// Control packets and resends sent in one round at most.
 const TRANSMIT_MAX: usize = 256;
@@ -70,11 +74,19 @@ impl<D: Device> Live<D> {
         if events == 0 {
             // Events of the device are rare, so looking for them is for idle rounds.
             self.idle_rounds = self.idle_rounds.wrapping_add(1);
-            if self.idle_rounds.is_multiple_of(EVENT_POLL_EVERY) || who == Who::Thread {
-                core.md.poll_events();
-            }
+            self.look_for_events |= self.idle_rounds.is_multiple_of(EVENT_POLL_EVERY)
+                || who == Who::Thread
+                || self.now.since(self.events_polled) >= EVENT_POLL_AFTER;
+        }
+        if self.look_for_events {
+            self.look_for_events = false;
+            self.events_polled = self.now;
+            core.md.poll_events();
         }
         self.refill(core);
+        if events == 0 && self.tx.wants_signal() {
+            self.nudge();
+        }
         self.pump(core);
         self.tx.ring(&mut self.qp);
         // What the user sends next leaves at once: it may be the answer a peer waits for.
@@ -84,6 +96,7 @@ impl<D: Device> Live<D> {
 
     /// Timers, resolutions, events and transmissions: everything but the completion queues.
     pub(crate) fn pump(&mut self, core: &Core<D>) {
+        self.fail_endpoints();
         if self.engine.poll_timeout().is_some_and(|t| t <= self.now) {
             self.engine.handle_timeout(self.now);
         }
@@ -103,6 +116,7 @@ impl<D: Device> Live<D> {
         while let Some(r) = self.tx.next_released() {
             self.recycle(r);
         }
+        self.tx.release_links();
         self.finish_flushes();
     }
 
@@ -125,6 +139,8 @@ impl<D: Device> Live<D> {
             return;
         };
         if grh && core.config.eth_dgid_check && !self.is_for_us(&buf) {
+            // Perhaps the address is new here.
+            self.look_for_events = true;
             self.counters.rx_dgid += 1;
             self.rx.put(buf);
             return;
@@ -209,6 +225,10 @@ impl<D: Device> Live<D> {
     /// Posts receives until the queue has what it should have.
     pub(crate) fn refill(&mut self, core: &Core<D>) {
         core.returns.drain_into(self.rx.free_mut());
+        if self.failed.is_some() {
+            // A queue pair in ERROR would flush them at once, round after round.
+            return;
+        }
         let missing = self.rx_target.saturating_sub(self.rx_posted);
         let batch = (core.iface_config.rx_max_batch as usize).min(self.rx_target / 4).max(1);
         if missing < batch && self.rx_posted > 0 {
@@ -262,7 +282,7 @@ impl<D: Device> Live<D> {
     /// Takes the queue pair out of the ERROR state. Packets that were flushed count as lost: the protocol sends them
     /// again, through fresh address handles where the old ones are poisoned.
     fn recover(&mut self, core: &Core<D>) {
-        if self.qp.state() != ib::device::QpState::Error {
+        if self.qp.state() != ib::device::QpState::Error || self.failed.is_some() {
             return;
         }
         loop {
@@ -306,10 +326,38 @@ impl<D: Device> Live<D> {
         }
     }
 
+    /// The queue is quiet, and something waits for the report of a send that asked for none. Sends an ack to anybody, which
+    /// repeats what they know, and asks for its report: the queue is served in order. Without anybody to send to there is
+    /// nothing that waits, see [`Engine::send_farewell`](crate::proto::Engine::send_farewell), but what a failed endpoint left.
+    fn nudge(&mut self) {
+        let last = self.tx.next_serial() - 1;
+        if std::mem::replace(&mut self.nudged_at, last) == last {
+            return;
+        }
+        let usable = |ep: &EpId| self.engine.link(*ep).is_some_and(|l| !l.ah.is_poisoned());
+        let candidate = self.engine.ep_ids().find(|ep| usable(ep) && self.engine.is_connected(*ep));
+        if let Some(ep) = candidate {
+            self.engine.repeat_ack(ep);
+        }
+    }
+
+    /// Once the interface is lost, nothing that was accepted can end well: all endpoints fail, with the interface's error.
+    fn fail_endpoints(&mut self) {
+        if self.failed.is_none() || self.endpoints_failed {
+            return;
+        }
+        self.endpoints_failed = true;
+        for ep in self.engine.ep_ids().collect::<Vec<_>>() {
+            self.engine.invalidate(self.now, ep);
+        }
+    }
+
     /// Sends what the engine wants to send. Returns how many packets.
     fn transmit(&mut self, core: &Core<D>) -> usize {
         let mut sent = 0;
         let mut poisoned: Option<EpId> = None;
+        // Some packet was not posted. The engine must not wait for it to leave the queue.
+        let mut unposted = false;
         let mut error = None;
         while sent < TRANSMIT_MAX && self.tx.has_credit() && self.failed.is_none() {
             let Some(t) = self.engine.poll_transmit(self.now, self.tx.next_serial()) else { break };
@@ -318,6 +366,7 @@ impl<D: Device> Live<D> {
             if t.link.ah.is_poisoned() {
                 // Not sent: to the engine a lost packet.
                 poisoned = Some(t.ep);
+                unposted = true;
                 continue;
             }
             let flags = PostFlags { signaled: t.signaled || self.tx.wants_signal(), solicited: t.solicited };
@@ -335,8 +384,14 @@ impl<D: Device> Live<D> {
                         b[..bytes.len()].copy_from_slice(bytes);
                         header = Some(b);
                     }
-                    // No memory: to the engine a lost packet.
-                    Ok(None) | Err(_) => continue,
+                    // No memory: to the engine a lost packet. If the endpoint fails of it, this is why.
+                    none => {
+                        if let (Err(e), Some(r)) = (none, self.eps.get_mut(&t.ep)) {
+                            r.trouble = Some(e);
+                        }
+                        unposted = true;
+                        continue;
+                    }
                 }
             }
             let mut sges = SgeList::new();
@@ -366,6 +421,11 @@ impl<D: Device> Live<D> {
         if sent > 0 {
             self.tx.ring(&mut self.qp);
             self.engine.handle_tx_done(self.tx.released());
+        }
+        if unposted {
+            // Its serial goes to the next packet. To call that one done early is safe: what it needs is kept by what has
+            // really left the queue.
+            self.engine.handle_tx_done(self.tx.next_serial());
         }
         if let Some(ep) = poisoned {
             self.re_resolve(core, ep);
@@ -426,6 +486,21 @@ impl<D: Device> Live<D> {
         }
     }
 
+    /// True if something waits for the user's `progress`.
+    pub(crate) fn has_user_work(&self) -> bool {
+        !self.ready.is_empty() || !self.later.is_empty() || self.pending.line_len() > 0
+    }
+
+    /// True if requests are queued that may run some day: those of failed endpoints wait for the user to purge them.
+    pub(crate) fn has_pending(&self) -> bool {
+        self.pending.eps().any(|ep| self.refusal(ep).is_none())
+    }
+
+    /// Why the endpoint will never send again, if that is so.
+    pub(crate) fn refusal(&self, ep: EpId) -> Option<Refused> {
+        self.engine.begin_send(ep, 0, 0, SendKind::Copy, false).err().filter(|r| *r != Refused::NoResource)
+    }
+
     /// Gives up what a message that was being packed had reserved.
     pub(crate) fn unreserve(&mut self, ep: EpId) {
         self.engine.unreserve(ep);
@@ -443,7 +518,14 @@ impl<D: Device> Live<D> {
             match event {
                 Event::Done { op, result, serial } => self.finish_op(core, op, result, serial),
                 Event::Writable(ep) => self.pending.enter_line(ep),
-                Event::Connected(ep) => tracing::debug!("{}: ep {:#x} connected", core.attr.device, ep.wire_id()),
+                Event::Connected(ep) => {
+                    tracing::debug!("{}: ep {:#x} connected", core.attr.device, ep.wire_id());
+                    // Requests that were queued before it led anywhere.
+                    self.pending.enter_line(ep);
+                    if let Some(r) = self.eps.get_mut(&ep) {
+                        r.trouble = None;
+                    }
+                }
                 Event::Resolve { ep, passive } => {
                     let origin = if passive { Origin::Stranger } else { Origin::Local };
                     // A failure reaches the endpoint through the engine.
@@ -453,7 +535,7 @@ impl<D: Device> Live<D> {
                 Event::Stalled(ep) => self.stalled(core, ep),
                 Event::Freed { link, serial, .. } => {
                     if let Some(link) = link {
-                        self.tx.retire(serial, Retired::Link(link));
+                        self.tx.retire_link(serial, link);
                     }
                 }
                 Event::ReleaseHeld(buf) => self.rx.put(buf),
@@ -465,6 +547,10 @@ impl<D: Device> Live<D> {
     }
 
     fn finish_op(&mut self, core: &Core<D>, op: Op, result: Result<(), ErrorKind>, serial: u64) {
+        let result = match (&self.failed, result) {
+            (Some(e), Err(ErrorKind::EndpointTimeout)) => Err(e.kind()),
+            _ => result,
+        };
         match op {
             Op::Packet { ep, buf, iov, comp, .. } => {
                 let released = serial <= self.tx.released();
@@ -495,11 +581,16 @@ impl<D: Device> Live<D> {
     fn ep_failed(&mut self, core: &Core<D>, ep: EpId, kind: ErrorKind, detail: &FailDetail) {
         let peer = self.engine.peer(ep).map(|(attr, qpn, _)| (*attr, qpn));
         let Some(record) = self.eps.get_mut(&ep) else { return };
-        let text = failure_text(core, ep, peer, kind, detail);
-        let mut error = Error::new(kind, text);
-        if let Some(why) = record.resolve_error.take() {
-            error = error.context(why);
-        }
+        let error = match &self.failed {
+            Some(e) => e.clone(),
+            None => {
+                let error = Error::new(kind, failure_text(core, ep, peer, kind, detail));
+                match record.trouble.take() {
+                    Some(why) => error.context(why),
+                    None => error,
+                }
+            }
+        };
         record.failed = Some(error.clone());
         let failure = EpFailure::new(u64::from(ep.wire_id()), record.user_data, error);
         self.later.push(Later::Failure(ep, failure));
@@ -512,6 +603,10 @@ impl<D: Device> Live<D> {
     pub(crate) fn resolve(&mut self, core: &Core<D>, ep: EpId, origin: Origin) -> Result<(), Error> {
         let Some((attr, qpn, _)) = self.engine.peer(ep) else { return Ok(()) };
         let (attr, qpn) = (*attr, Qpn::truncate(qpn));
+        if origin == Origin::Local {
+            // What the device has told already counts for new endpoints, whoever has not looked yet.
+            core.md.poll_events();
+        }
         let options = match origin {
             Origin::Local => GetOptions::local("ud endpoint"),
             Origin::Stranger => GetOptions::stranger("ud passive endpoint"),
@@ -532,7 +627,7 @@ impl<D: Device> Live<D> {
             }
             TryGet::Failed { error, .. } => {
                 if let Some(r) = self.eps.get_mut(&ep) {
-                    r.resolve_error = Some(error.clone());
+                    r.trouble = Some(error.clone());
                 }
                 // An endpoint that has a link keeps it; one that waits for its first fails.
                 let unused = self.engine.resolved(self.now, ep, Err(error.kind()));
@@ -550,7 +645,7 @@ impl<D: Device> Live<D> {
         };
         if let Some(old) = old {
             let last = self.tx.next_serial() - 1;
-            self.tx.retire(last, Retired::Link(old));
+            self.tx.retire_link(last, old);
         }
     }
 
@@ -603,9 +698,12 @@ impl<D: Device> Live<D> {
     pub(crate) fn destroy(&mut self, core: &Core<D>, ep: EpId) {
         let requests = self.pending.purge(ep, true);
         if !requests.is_empty() {
-            self.later.push(Later::Pending(requests));
+            self.later.push(Later::Pending(ep, requests));
         }
         self.eps.remove(&ep);
+        if self.tx.is_last_unreported() {
+            self.engine.send_farewell(ep);
+        }
         self.give_up(core, ep, false);
     }
 
@@ -632,9 +730,8 @@ impl<D: Device> Live<D> {
         if keep_ep { self.engine.cancel(self.now, ep, visit) } else { self.engine.destroy(self.now, ep, visit) }
     }
 
-    fn recycle(&mut self, r: Retired<D>) {
+    fn recycle(&mut self, r: Retired) {
         match r {
-            Retired::Link(link) => drop(link),
             Retired::Buf(buf) => self.put_send_buf(buf),
             Retired::Regions(iov) => self.later.push(Later::Regions(iov)),
         }
@@ -692,16 +789,17 @@ pub(crate) fn peer_caps(addr: &DeviceAddr) -> PeerCaps {
     PeerCaps { max_packet: addr.path_mtu.bytes(), ext: addr.trailer.map(ext_caps) }
 }
 
+/// The extensions, in a device address and in the engine.
+pub(crate) const FEATURES: [(ib::addr::Features, Features); 3] = [
+    (ib::addr::Features::SACK, Features::SACK),
+    (ib::addr::Features::BYE, Features::BYE),
+    (ib::addr::Features::BUDGET, Features::BUDGET),
+];
+
 fn ext_caps(t: Trailer) -> ExtCaps {
     let mut features = Features::empty();
-    for (theirs, ours) in [
-        (ib::addr::Features::SACK, Features::SACK),
-        (ib::addr::Features::BYE, Features::BYE),
-        (ib::addr::Features::BUDGET, Features::BUDGET),
-    ] {
-        if t.features.contains(theirs) {
-            features |= ours;
-        }
+    for (theirs, ours) in FEATURES {
+        features.set(ours, t.features.contains(theirs));
     }
     ExtCaps { features, incarnation: t.incarnation, rx_budget: t.soft.rx_budget }
 }
