@@ -32,6 +32,10 @@ fn main() -> ExitCode {
     let mut failed = 0;
     let all: Vec<_> =
         scenarios::ALL.iter().filter(|(name, _)| o.only.as_ref().is_none_or(|w| name.contains(w.as_str()))).collect();
+    if all.is_empty() {
+        println!("no scenario has `{}` in its name, see --list", o.only.unwrap_or_default());
+        return ExitCode::FAILURE;
+    }
     for (name, play) in &all {
         if o.list {
             println!("{name}");
@@ -51,7 +55,7 @@ fn main() -> ExitCode {
             }
         }
     }
-    if failed > 0 || all.is_empty() {
+    if failed > 0 {
         println!("{failed} of {} scenarios FAILED", all.len());
         return ExitCode::FAILURE;
     }

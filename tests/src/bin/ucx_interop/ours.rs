@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, VecDeque},
     net::{IpAddr, Ipv4Addr},
     sync::Arc,
+    time::{Duration, Instant},
 };
 
 use ib::{
@@ -74,7 +75,17 @@ impl Ours {
         let mut config = SoftConfig::at(IpAddr::V4(Ipv4Addr::new(10, 77, 0, 2)));
         config.seed = Some(seed);
         config.pcap = std::env::var_os("UCX_SOFT_PCAP").filter(|p| !p.is_empty()).map(Into::into);
-        let device = SoftDevice::open(&config).map_err(words)?;
+        // UCX sends to no other port. One that was closed just now may be in use still: what is left of the device goes with
+        // a helper thread.
+        config.port = Some(ib::addr::ROCE_V2_PORT);
+        let end = Instant::now() + Duration::from_secs(20);
+        let device = loop {
+            match SoftDevice::open(&config) {
+                Ok(device) => break device,
+                Err(e) if Instant::now() > end => return Err(words(e)),
+                Err(_) => std::thread::yield_now(),
+            }
+        };
         let clock = Arc::new(MonotonicClock::new());
         let md = Md::new(device, MdConfig::default(), clock, Executor::Threads { helpers: 2 });
         let worker = Worker::new(WorkerParams::default()).map_err(words)?;
@@ -178,10 +189,10 @@ impl Ours {
 
     /// Progresses until `done`.
     pub(crate) fn until(&mut self, what: &str, mut done: impl FnMut(&mut Ours) -> bool) -> Result<(), String> {
-        let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        let end = Instant::now() + Duration::from_secs(60);
         while !done(self) {
             self.step()?;
-            if std::time::Instant::now() > end {
+            if Instant::now() > end {
                 return Err(format!("ours: no {what} within a minute; {}", self.tell()));
             }
         }

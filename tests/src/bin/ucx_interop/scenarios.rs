@@ -26,6 +26,11 @@ pub(crate) const ALL: &[(&str, Scenario)] = &[
     ("UCX destroys first, 10% lost", |p| network(&["loss", "10%"]).and_then(|()| ucx_destroys(p))),
     ("we destroy first, UCX goes on sending", we_destroy),
     ("we destroy first, 10% lost", |p| network(&["loss", "10%"]).and_then(|()| we_destroy(p))),
+    ("UCX connects and destroys at once", ucx_changes_its_mind),
+    ("we connect and destroy at once", we_change_our_mind),
+    ("ten connections, one after the other, destroyed by both at once, 5% lost", |p| {
+        network(&["loss", "5%"]).and_then(|()| one_after_the_other(p))
+    }),
     ("UCX crashes and comes back with the same queue pair", ucx_restarts),
     ("UCX ends and comes back with the same queue pair", ucx_ends_and_restarts),
     ("we come back with another queue pair", |p| we_restart(p, SEED + 1)),
@@ -217,6 +222,50 @@ fn we_destroy(program: &str) -> Outcome {
     ucx_to(&mut ours, &mut ucx, 1)?;
     ours.to(1, &ucx.device, &ucx.iface)?;
     exchange(&mut ours, &mut ucx, 1, 20)?;
+    end(ours, ucx)
+}
+
+fn ucx_changes_its_mind(program: &str) -> Outcome {
+    let (mut ours, mut ucx) = pair(program)?;
+    ucx_to(&mut ours, &mut ucx, 0)?;
+    ucx.ask(&mut ours, "destroy 0")?;
+    // Our first connection is the one that UCX gave up; its endpoint lingers, and takes what comes.
+    ours.to(0, &ucx.device, &ucx.iface)?;
+    ours.send(0, "bcopy", 100, 30);
+    ours.flush()?;
+    ucx.ask(&mut ours, "wait 0 30")?;
+    ours.to(1, &ucx.device, &ucx.iface)?;
+    ucx_to(&mut ours, &mut ucx, 1)?;
+    exchange(&mut ours, &mut ucx, 1, 20)?;
+    end(ours, ucx)
+}
+
+fn we_change_our_mind(program: &str) -> Outcome {
+    let (mut ours, mut ucx) = pair(program)?;
+    ours.to(0, &ucx.device, &ucx.iface)?;
+    ours.destroy(0);
+    ucx_to(&mut ours, &mut ucx, 0)?;
+    ucx.send(&mut ours, 0, "bcopy", 100, 30)?;
+    ucx.ask(&mut ours, "flush 0")?;
+    ours.to(1, &ucx.device, &ucx.iface)?;
+    ucx_to(&mut ours, &mut ucx, 1)?;
+    exchange(&mut ours, &mut ucx, 1, 20)?;
+    end(ours, ucx)
+}
+
+fn one_after_the_other(program: &str) -> Outcome {
+    let (mut ours, mut ucx) = pair(program)?;
+    for n in 0..10 {
+        let to = format!("to {n} {}", ours.address());
+        ucx.tell(&to)?;
+        ours.to(n, &ucx.device, &ucx.iface)?;
+        ucx.answer(&mut ours, &to)?;
+        exchange(&mut ours, &mut ucx, n, 5)?;
+        let destroy = format!("destroy {n}");
+        ucx.tell(&destroy)?;
+        ours.destroy(n);
+        ucx.answer(&mut ours, &destroy)?;
+    }
     end(ours, ucx)
 }
 
