@@ -39,6 +39,7 @@ mod session;
 mod sizes;
 #[cfg(test)]
 mod tests;
+mod ucx;
 
 use std::{
     io::{self, Write},
@@ -59,6 +60,7 @@ use options::{ConnectMode, Options};
 use second::SecondProcess;
 use server::Served;
 use session::{Manner, Session};
+use ucx::Version;
 
 /// The program: reads the command line, runs, and prints. One line on standard error tells a failure, with exit status 1;
 /// 2 is for a command line that makes no sense.
@@ -81,6 +83,10 @@ pub fn main(registry: &Registry, env: &Env) -> ExitCode {
         ctx.serve()
     } else if let Some(host) = ctx.options.host.clone() {
         ctx.visit(&host)
+    } else if ctx.options.ucx.is_some() {
+        Err(Failure::new(
+            "--ucx needs the other side: the host of a ucx_perftest server, or --server to wait for a client",
+        ))
     } else {
         ctx.self_test()
     };
@@ -160,6 +166,9 @@ impl Context<'_> {
         let local = self.open(self.options.transport.as_deref(), &alert)?;
         let port = self.options.port;
         let stream = link::connect(host, port, self.options.timeout)?;
+        if let Some(version) = self.options.ucx {
+            return ucx::client(local, stream, host, &self.options, version.unwrap_or(Version::NEWEST));
+        }
         let link = Link::open(Stream::Tcp(stream), self.link_params(format!("{host} port {port}"), &alert))?;
         self.client(local, link, false)
     }
@@ -175,16 +184,19 @@ impl Context<'_> {
     fn serve(&self) -> Result<()> {
         // What is wrong with this host is told now, not when the client comes.
         let alert = Arc::new(Alert::default());
-        let local = Some(self.open(self.options.transport.as_deref(), &alert)?);
+        let local = self.open(self.options.transport.as_deref(), &alert)?;
         let listener = link::listen(self.options.port)?;
         let at = listener.local_addr().map_err(|e| Failure::new(format!("no address to listen on: {}", plain(&e))))?;
         say(&format!("listening on {at}"))?;
         let (stream, from) =
             listener.accept().map_err(|e| Failure::new(format!("cannot accept a client: {}", plain(&e))))?;
         drop(listener);
+        if let Some(version) = self.options.ucx {
+            return ucx::server(local, stream, &from.ip().to_canonical().to_string(), &self.options, version);
+        }
         let peer = format!("client {}", from.ip().to_canonical());
         let link = Link::open(Stream::Tcp(stream), self.link_params(peer.clone(), &alert))?;
-        let served = self.server(local, link, &alert, &mut |client: &Side, ours: &Side| {
+        let served = self.server(Some(local), link, &alert, &mut |client: &Side, ours: &Side| {
             if self.options.final_only {
                 return Ok(());
             }

@@ -5,7 +5,7 @@ use std::{str::FromStr, time::Duration};
 use clap::{Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-use super::{cpu::CpuArg, sizes::SizeList};
+use super::{cpu::CpuArg, sizes::SizeList, ucx::Version};
 
 /// What is measured.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum, Serialize, Deserialize)]
@@ -162,6 +162,7 @@ Examples:
   uct_perf -t am_lat -s 8:4096:x2 -n 100000   latency of ten sizes, 100,000 round trips each
   uct_perf -l                                 on host a: wait for a client
   uct_perf a -t am_bw -s 8,1k,max             on host b: bandwidth to host a
+  uct_perf a --ucx -t am_lat -s 64            with a ucx_perftest on host a; see --ucx for its version
   uct_perf --format json > result.json        for programs";
 
 /// What `uct_perf` was asked to do.
@@ -224,6 +225,14 @@ pub(crate) struct Options {
     /// TCP port of the control connection; for --server, 0 takes any free one
     #[arg(short, long, value_name = "PORT", default_value_t = 13337, help_heading = "Control")]
     pub(crate) port: u16,
+
+    /// The other side is UCX's `ucx_perftest`; a server recognises its version, a client may have to say [default: 1.23]
+    #[arg(long, value_name = "VERSION", num_args = 0..=1, require_equals = true, conflicts_with_all = ["format", "csv"], help_heading = "Control")]
+    pub(crate) ucx: Option<Option<Version>>,
+
+    /// Device of a `ucx_perftest` server, of the versions that take it from the client: up to 1.13
+    #[arg(long, value_name = "DEVICE:PORT", requires_all = ["ucx", "host"], help_heading = "Control")]
+    pub(crate) ucx_device: Option<String>,
 
     /// How long the other side may be silent before the run is given up
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "10", help_heading = "Control")]
