@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use uct::{
-    Error, ErrorKind, Registry, Result,
+    Registry, Result,
     config::Env,
     md::{Component, DeviceResource, MemoryDomain},
     time::MonotonicClock,
@@ -84,6 +84,8 @@ mod verbs {
 /// Devices of libibverbs, in a build without it.
 #[cfg(not(feature = "rdma-core"))]
 mod verbs {
+    use uct::{Error, ErrorKind};
+
     use super::*;
 
     pub(super) fn devices(_env: &Env) -> Result<Vec<DeviceResource>> {
