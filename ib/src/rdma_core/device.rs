@@ -30,6 +30,9 @@ use crate::{
 /// The errno of an address handle whose local GID is not in the table, as the kernel answers.
 const NO_GID: VerbsError = VerbsError::new("create_ah", libc::ENODATA);
 
+/// The vendor that soft-RoCE claims to be of.
+const SOFT_ROCE_VENDOR: u32 = 0xff_ffff;
+
 /// An address handle of an [`RdmaDevice`]. Given back by [`Device::destroy_ah`]; one that is dropped instead stays with the
 /// device until it is closed.
 pub struct RdmaAh(pub(super) Ah);
@@ -53,6 +56,7 @@ pub struct RdmaDevice {
     pd: Arc<Pd>,
     max_ah: usize,
     max_sge: u32,
+    vendor_id: u32,
     /// By port, from 1; it does not change while the device is open.
     link: Vec<LinkLayer>,
     /// Lengths of all GID tables together.
@@ -92,6 +96,7 @@ impl RdmaDevice {
             sysfs,
             pd,
             max_ah: usize::try_from(attr.max_ah).unwrap_or(0),
+            vendor_id: attr.vendor_id,
             max_sge: u32::try_from(attr.max_sge).unwrap_or(1),
             link,
             gid_slots,
@@ -110,6 +115,12 @@ impl RdmaDevice {
 
     pub(super) fn max_sge(&self) -> u32 {
         self.max_sge
+    }
+
+    /// True for the kernel's soft-RoCE, whose provider (until a fix of June 2026) takes the first element of a list for the length
+    /// of all in `ibv_wr_set_sge_list`: packets are cut short, or take the queue pair down.
+    pub(super) fn is_soft_roce(&self) -> bool {
+        self.vendor_id == SOFT_ROCE_VENDOR
     }
 
     fn ctx(&self) -> &Arc<Context> {

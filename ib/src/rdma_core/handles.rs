@@ -423,6 +423,7 @@ impl Qp {
             && fns.wr_send.is_some()
             && fns.wr_set_ud_addr.is_some()
             && fns.wr_set_inline_data.is_some()
+            && fns.wr_set_sge.is_some()
             && fns.wr_set_sge_list.is_some()
             && fns.wr_complete.is_some();
         complete.then_some(ex)

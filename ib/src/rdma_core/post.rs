@@ -30,6 +30,10 @@ pub(super) struct SendStage {
     sge_max: usize,
     inline_max: usize,
     staged: usize,
+    /// A staged send has more than one element.
+    has_list: bool,
+    /// Post such sends by `ibv_post_send` only.
+    lists_plain: bool,
 }
 
 // SAFETY: the pointers in it lead into its own boxes, and to address handles, which may be used from any thread.
@@ -38,7 +42,8 @@ unsafe impl Send for SendStage {}
 const EINVAL: VerbsError = VerbsError::new("post_send", libc::EINVAL);
 
 impl SendStage {
-    pub(super) fn new(sge_max: u32, inline_max: u32) -> Self {
+    /// `lists_plain` is for providers that miscount the bytes of a list in `ibv_wr_set_sge_list`.
+    pub(super) fn new(sge_max: u32, inline_max: u32, lists_plain: bool) -> Self {
         let (sge_max, inline_max) = (sge_max.max(1) as usize, inline_max as usize);
         SendStage {
             wrs: (0..SLOTS).map(|_| ibv_send_wr::zero()).collect(),
@@ -47,6 +52,8 @@ impl SendStage {
             sge_max,
             inline_max,
             staged: 0,
+            has_list: false,
+            lists_plain,
         }
     }
 
@@ -57,6 +64,7 @@ impl SendStage {
     /// Forgets what has not left.
     pub(super) fn clear(&mut self) {
         self.staged = 0;
+        self.has_list = false;
     }
 
     /// Stages a send; there must be room.
@@ -100,6 +108,7 @@ impl SendStage {
         out.send_flags = flags;
         out.num_sge = count as i32;
         out.wr.ud = ud_t { ah: wr.ah.0.ptr().as_ptr(), remote_qpn: wr.remote_qpn.get(), remote_qkey: wr.remote_qkey.0 };
+        self.has_list |= count > 1;
         self.staged += 1;
         Ok(())
     }
@@ -111,10 +120,11 @@ impl SendStage {
     #[inline]
     pub(super) fn flush(&mut self, qp: &Qp) -> VerbsResult<()> {
         let n = std::mem::take(&mut self.staged);
+        let plain = std::mem::take(&mut self.has_list) && self.lists_plain;
         match (n, qp.ex()) {
             (0, _) => Ok(()),
-            (n, Some(ex)) => self.flush_ex(ex, n),
-            (n, None) => self.flush_plain(qp, n),
+            (n, Some(ex)) if !plain => self.flush_ex(ex, n),
+            (n, _) => self.flush_plain(qp, n),
         }
     }
 
@@ -138,8 +148,11 @@ impl SendStage {
                 let (addr, len) = (sges[0].addr as usize, sges[0].length as usize);
                 // SAFETY: `len` bytes of `inline`, which are copied before the call returns.
                 unsafe { rdma_sys::ibv_wr_set_inline_data(ex, ptr::with_exposed_provenance_mut(addr), len) };
+            } else if let (1, sge) = (wr.num_sge, &sges[0]) {
+                // SAFETY: the memory it names is registered, or the device refuses it.
+                unsafe { rdma_sys::ibv_wr_set_sge(ex, sge.lkey, sge.addr, sge.length) };
             } else {
-                // SAFETY: as many elements as `push` wrote; the memory they name is registered, or the device refuses it.
+                // SAFETY: as many elements as `push` wrote, and as above.
                 unsafe { rdma_sys::ibv_wr_set_sge_list(ex, wr.num_sge as usize, sges.as_ptr()) };
             }
         }

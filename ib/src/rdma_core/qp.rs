@@ -95,7 +95,7 @@ impl RdmaQp {
         );
         Ok(RdmaQp {
             qp,
-            stage: SendStage::new(caps.send_sge, caps.inline_len),
+            stage: SendStage::new(caps.send_sge, caps.inline_len, dev.is_soft_roce()),
             recvs: RecvSlab::new(init.recv_depth),
             ready: Ready::default(),
             wcs: (0..CHUNK).map(|_| ibv_wc::zero()).collect(),
