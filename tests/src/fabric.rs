@@ -11,6 +11,7 @@ use std::{
 use ib::{
     ah::Executor,
     device::{Device, SoftIdentity},
+    mock::MockDevice,
     sim::{SimConfig, SimDevice, SimNet},
     soft::{SoftConfig, SoftDevice},
 };
@@ -42,6 +43,9 @@ pub trait Fabric: Sized {
     /// Nobody has anything to do before `next` (`None`: ever), the network aside. Lets time pass. False if nothing can
     /// happen any more.
     fn idle(&mut self, next: Option<Time>) -> bool;
+
+    /// Nothing can happen before `end`. Lets time pass until then.
+    fn skip_to(&mut self, end: Time);
 
     /// How long, on its clock, a condition may take at most, unless a test says otherwise.
     fn patience(&self) -> Duration;
@@ -112,12 +116,56 @@ impl Fabric for Sim {
         true
     }
 
+    fn skip_to(&mut self, end: Time) {
+        self.net.run_until(end);
+    }
+
     fn patience(&self) -> Duration {
         Duration::from_secs(600)
     }
 
     fn report(&self) -> String {
         self.net.report()
+    }
+}
+
+/// The simulated network, behind devices whose verbs calls can be told to fail.
+pub struct Mocked(pub Sim);
+
+impl Fabric for Mocked {
+    type Device = MockDevice<SimDevice>;
+    const NAME: &'static str = "mocked";
+
+    fn new(seed: u64) -> Self {
+        Mocked(Sim::new(seed))
+    }
+
+    fn device(&mut self) -> Arc<MockDevice<SimDevice>> {
+        MockDevice::new(self.0.device())
+    }
+
+    fn clock(&self) -> Arc<dyn Clock> {
+        self.0.clock()
+    }
+
+    fn executor(&self) -> Executor {
+        self.0.executor()
+    }
+
+    fn idle(&mut self, next: Option<Time>) -> bool {
+        self.0.idle(next)
+    }
+
+    fn skip_to(&mut self, end: Time) {
+        self.0.skip_to(end);
+    }
+
+    fn patience(&self) -> Duration {
+        self.0.patience()
+    }
+
+    fn report(&self) -> String {
+        self.0.report()
     }
 }
 
@@ -163,6 +211,11 @@ impl Fabric for Soft {
         std::thread::yield_now();
         self.idle_since.get_or_insert_with(Instant::now);
         true
+    }
+
+    fn skip_to(&mut self, _end: Time) {
+        // Real time passes by itself.
+        std::thread::yield_now();
     }
 
     fn patience(&self) -> Duration {

@@ -8,6 +8,8 @@
 pub mod fabric;
 pub mod flow;
 pub mod hooks;
+pub mod packets;
+pub mod raw;
 pub mod teardown;
 pub mod world;
 

@@ -185,7 +185,19 @@ impl<F: Fabric> World<F> {
     }
 
     /// Adds a node on a device that is there.
+    ///
+    /// # Panics
+    /// If its interface does not open.
+    #[track_caller]
     pub fn add_on(&mut self, device: Arc<F::Device>, options: &NodeOptions) -> usize {
+        self.try_add_on(device, options).expect("an interface")
+    }
+
+    /// Adds a node on a device that is there, if its interface opens.
+    ///
+    /// # Errors
+    /// Those of opening.
+    pub fn try_add_on(&mut self, device: Arc<F::Device>, options: &NodeOptions) -> uct::Result<usize> {
         let clock = self.fabric.clock();
         let md = Md::new(device.clone(), options.md.clone(), clock.clone(), self.fabric.executor());
         let worker = Worker::new(WorkerParams::manual(clock)).expect("a worker");
@@ -199,8 +211,7 @@ impl<F: Fabric> World<F> {
                 FailureAction::Endpoint
             }));
         }
-        let iface = ud::open(&md, &worker, 1, &params, options.iface.clone(), options.ud.clone(), &options.tuning)
-            .expect("an interface");
+        let iface = ud::open(&md, &worker, 1, &params, options.iface.clone(), options.ud.clone(), &options.tuning)?;
         if options.record {
             for id in 0..AmId::COUNT as u8 {
                 let inbox = inbox.clone();
@@ -223,7 +234,7 @@ impl<F: Fabric> World<F> {
             next_async: Time::ZERO,
         };
         self.nodes.push(node);
-        self.nodes.len() - 1
+        Ok(self.nodes.len() - 1)
     }
 
     /// Moves every node once; lets time pass if none had anything to do. Returns the number of events; `None` if nothing
@@ -288,12 +299,12 @@ impl<F: Fabric> World<F> {
         }
     }
 
-    /// Runs for a time on the fabric's clock, or until nothing can happen any more.
+    /// Runs for a time on the fabric's clock. It passes also if nothing can happen any more.
     pub fn run_for(&mut self, time: Duration) {
         let end = self.now() + time;
         while self.now() < end {
             if self.step().is_none() {
-                break;
+                self.fabric.skip_to(end);
             }
         }
     }

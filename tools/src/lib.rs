@@ -7,6 +7,7 @@
 
 pub mod info;
 pub mod perf;
+mod sys;
 
 use uct::{Registry, WorkerParams, config::Env};
 

@@ -123,9 +123,10 @@ const QUICK: [&str; 8] = ["--wait", "yield", "-n", "50", "-w", "5", "-s", "8,64,
 /// A run that does not end by itself within the life of a test.
 const ENDLESS: [&str; 6] = ["--wait", "yield", "--time", "3600", "-s", "8"];
 
-/// The number of the process in a line of the heading, which ends in "pid N".
+/// The number of the process in a line of the heading.
 fn pid_in(line: &str) -> u32 {
-    line.trim_end().rsplit(' ').next().unwrap().parse().unwrap_or_else(|_| panic!("{line}"))
+    let mut words = line.split_whitespace().skip_while(|&w| w != "pid");
+    words.nth(1).unwrap_or_default().parse().unwrap_or_else(|_| panic!("{line}"))
 }
 
 /// Waits for the end of a process that is not ours to wait for.
@@ -216,7 +217,8 @@ fn a_killed_client_is_noticed_by_the_server() {
     client.line_with("messages/s");
     client.kill();
     let e = server.end().failure();
-    assert!(e.starts_with("am_lat, 8 bytes: client 127.0.0.1 closed the control connection"), "{e}");
+    // Where the server was in its part of the run is a matter of chance.
+    assert!(e.contains("client 127.0.0.1 closed the control connection: it ended, was killed"), "{e}");
     client.end();
 }
 

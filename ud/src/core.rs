@@ -10,7 +10,6 @@ use std::{
         Arc, Weak,
         atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
-    thread::ThreadId,
 };
 
 use hashbrown::HashMap;
@@ -34,7 +33,7 @@ use uct::{
 
 use crate::{
     config::UdConfig,
-    deliver::{Delivery, Later, Ready},
+    deliver::{Delivery, Later, Ready, ThreadMark},
     ep::EpShared,
     op::Op,
     pending::PendingQueues,
@@ -92,7 +91,7 @@ pub(crate) struct State<D: Device> {
     /// The right to deliver; `None` while somebody delivers.
     pub(crate) delivery: Option<Box<Delivery>>,
     /// Who delivers.
-    pub(crate) delivering_on: Option<ThreadId>,
+    pub(crate) delivering_on: Option<ThreadMark>,
 }
 
 /// What ends with the interface.
@@ -190,9 +189,11 @@ impl<D: Device> Core<D> {
         }
     }
 
-    /// Ends a delivery: buffers go home, the right to deliver goes back.
-    pub(crate) fn end_delivery(&self, mut d: Box<Delivery>) {
-        let mut st = self.state.lock();
+    /// Ends a delivery: buffers go home, the right to deliver goes back, what callbacks sent leaves. Returns what callbacks
+    /// have left for the end of their batch.
+    pub(crate) fn end_delivery(&self, mut d: Box<Delivery>) -> Vec<Later> {
+        let mut guard = self.state.lock();
+        let st = &mut *guard;
         st.delivering_on = None;
         match &mut st.live {
             Some(live) => {
@@ -201,17 +202,33 @@ impl<D: Device> Core<D> {
                 for r in d.batch.drain(..).rev() {
                     live.ready.push_front(r);
                 }
+                live.tx.ring(&mut live.qp);
+                let later = std::mem::take(&mut live.later);
                 st.delivery = Some(d);
+                later
             }
             None => {
-                drop(st);
+                drop(guard);
                 drop(d);
+                Vec::new()
+            }
+        }
+    }
+
+    /// Keeps things for the next progress; without an interface they end here.
+    pub(crate) fn put_back_later(&self, later: Vec<Later>) {
+        let mut st = self.state.lock();
+        match &mut st.live {
+            Some(live) => live.later.extend(later),
+            None => {
+                drop(st);
+                drop(later);
             }
         }
     }
 
     /// True on the thread that is inside a callback of this interface.
     pub(crate) fn in_callback(&self, st: &State<D>) -> bool {
-        st.delivering_on == Some(std::thread::current().id())
+        st.delivering_on == Some(ThreadMark::current())
     }
 }

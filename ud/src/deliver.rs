@@ -7,7 +7,6 @@
 use std::{
     collections::VecDeque,
     sync::{Arc, atomic::Ordering},
-    thread::ThreadId,
 };
 
 use ib::device::{Device, GRH_LEN};
@@ -69,6 +68,17 @@ impl Later {
     }
 }
 
+/// Tells live threads apart, at the cost of an address: `ThreadId` is counted by reference.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub(crate) struct ThreadMark(usize);
+
+impl ThreadMark {
+    pub(crate) fn current() -> Self {
+        thread_local!(static MARK: u8 = const { 0 });
+        MARK.with(|m| ThreadMark(std::ptr::from_ref(m).addr()))
+    }
+}
+
 /// The right to deliver, and its working memory.
 pub(crate) struct Delivery {
     pub(crate) batch: VecDeque<Ready>,
@@ -107,9 +117,17 @@ pub(crate) struct Delivering<'a, D: Device> {
 
 impl<'a, D: Device> Delivering<'a, D> {
     /// Called with the state's lock held, right before it is released.
-    pub(crate) fn start(core: &'a Core<D>, delivery: Box<Delivery>, on: &mut Option<ThreadId>) -> Self {
-        *on = Some(std::thread::current().id());
+    pub(crate) fn start(core: &'a Core<D>, delivery: Box<Delivery>, on: &mut Option<ThreadMark>) -> Self {
+        *on = Some(ThreadMark::current());
         Delivering { core, delivery: Some(delivery) }
+    }
+
+    /// Puts the delivery back, then does what callbacks have left for the end of their batch.
+    pub(crate) fn finish(mut self) {
+        let later = self.delivery.take().map(|d| self.core.end_delivery(d)).unwrap_or_default();
+        if !later.is_empty() {
+            self.core.run_later(later);
+        }
     }
 
     /// Calls handlers for the batch. Returns how many messages there were.
@@ -164,7 +182,9 @@ impl<'a, D: Device> Delivering<'a, D> {
 impl<D: Device> Drop for Delivering<'_, D> {
     fn drop(&mut self) {
         if let Some(d) = self.delivery.take() {
-            self.core.end_delivery(d);
+            // A callback has panicked: what is left waits for the next progress.
+            let later = self.core.end_delivery(d);
+            self.core.put_back_later(later);
         }
     }
 }

@@ -32,7 +32,7 @@ use uct::{
 use crate::{
     config::UdConfig,
     core::{Core, Counters, Limits, Live, State},
-    deliver::{Delivery, Later},
+    deliver::{Delivery, Later, ThreadMark},
     ep::new_shared,
     live::peer_caps,
     op::{MAX_SGE, NETH_LEN, Op},
@@ -516,7 +516,7 @@ impl<D: Device> Interface for Core<D> {
         live.tx.ring(&mut live.qp);
         let mut later = Vec::new();
         if mode == FlushMode::Cancel
-            && st.delivering_on != Some(std::thread::current().id())
+            && st.delivering_on != Some(ThreadMark::current())
             && let Some(live) = &mut st.live
         {
             std::mem::swap(&mut later, &mut live.later);

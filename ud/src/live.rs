@@ -6,7 +6,7 @@ use std::time::Duration;
 use ib::{
     addr::{DeviceAddr, Trailer},
     ah::{AhRef, GetOptions, Origin, TryGet},
-    device::{AhAttr, Device, GRH_LEN, RecvWc, UdQp, WcStatus},
+    device::{AhAttr, Device, GRH_LEN, RecvWc, Sge, UdQp, WcStatus},
     types::{Gid, Qpn},
 };
 use uct::{
@@ -350,7 +350,7 @@ impl<D: Device> Live<D> {
                     sges.push(s.bytes(), s.lkey());
                 }
             }
-            let posted = self.tx.post(&mut self.qp, t.link, &sges, flags);
+            let posted = self.tx.post(&mut self.qp, t.link, sges.as_slice(), flags);
             match (posted, header) {
                 (Ok(serial), Some(b)) => self.tx.retire(serial, Retired::Buf(b)),
                 (Ok(_), None) => {}
@@ -392,12 +392,19 @@ impl<D: Device> Live<D> {
             self.re_resolve(core, ep);
             return Err(SendError::NoResource);
         }
-        let mut sges = SgeList::new();
-        sges.push(&buf[..len], buf.lkey());
-        for s in iov.iter().flat_map(|v| v.iter()) {
-            sges.push(s.bytes(), s.lkey());
-        }
-        match self.tx.post(&mut self.qp, link, &sges, PostFlags::default()) {
+        let first = Sge { bytes: &buf[..len], lkey: buf.lkey() };
+        let posted = match &iov {
+            None => self.tx.post(&mut self.qp, link, &[first], PostFlags::default()),
+            Some(iov) => {
+                let mut sges = SgeList::new();
+                sges.push(first.bytes, first.lkey);
+                for s in iov {
+                    sges.push(s.bytes(), s.lkey());
+                }
+                self.tx.post(&mut self.qp, link, sges.as_slice(), PostFlags::default())
+            }
+        };
+        match posted {
             Ok(serial) => {
                 let op = Op::Packet { ep, buf, len: len as u32, iov, comp: comp.map(uct::Completion::token) };
                 self.engine.commit_send(self.now, begun, serial, op);

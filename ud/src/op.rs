@@ -53,12 +53,11 @@ pub(crate) const MAX_SGE: usize = 10;
 pub(crate) struct SgeList<'a> {
     list: [Sge<'a>; MAX_SGE],
     count: usize,
-    total: usize,
 }
 
 impl<'a> SgeList<'a> {
     pub(crate) fn new() -> Self {
-        SgeList { list: [Sge { bytes: &[], lkey: 0 }; MAX_SGE], count: 0, total: 0 }
+        SgeList { list: [Sge { bytes: &[], lkey: 0 }; MAX_SGE], count: 0 }
     }
 
     /// Appends a piece; empty ones are left out, as devices may refuse them.
@@ -66,15 +65,10 @@ impl<'a> SgeList<'a> {
         if !bytes.is_empty() && self.count < MAX_SGE {
             self.list[self.count] = Sge { bytes, lkey };
             self.count += 1;
-            self.total += bytes.len();
         }
     }
 
     pub(crate) fn as_slice(&self) -> &[Sge<'a>] {
         &self.list[..self.count]
-    }
-
-    pub(crate) fn total(&self) -> usize {
-        self.total
     }
 }

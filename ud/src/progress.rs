@@ -31,8 +31,11 @@ impl<D: Device> Core<D> {
             return events;
         }
         let max = self.iface_config.rx_max_poll as usize;
-        let n = live.ready.len().min(max);
-        delivery.batch.extend(live.ready.drain(..n));
+        if live.ready.len() <= max && delivery.batch.is_empty() {
+            std::mem::swap(&mut delivery.batch, &mut live.ready);
+        } else {
+            delivery.batch.extend(live.ready.drain(..max.min(live.ready.len())));
+        }
         delivery.later.append(&mut live.later);
         let mut delivering = Delivering::start(self, delivery, &mut st.delivering_on);
         drop(guard);
@@ -40,21 +43,11 @@ impl<D: Device> Core<D> {
         // Messages were counted when they were received, unless the progress thread did that.
         events = events.max(messages);
         events += delivering.later();
-        events += self.serve_pending(line);
-        drop(delivering);
-        self.after_callbacks();
+        if line > 0 {
+            events += self.serve_pending(line);
+        }
+        delivering.finish();
         events
-    }
-
-    /// What callbacks left behind for the end of their batch, and what they posted.
-    fn after_callbacks(&self) {
-        let mut guard = self.state.lock();
-        let st = &mut *guard;
-        let Some(live) = &mut st.live else { return };
-        live.tx.ring(&mut live.qp);
-        let later = if st.delivering_on.is_none() { std::mem::take(&mut live.later) } else { Vec::new() };
-        drop(guard);
-        self.run_later(later);
     }
 
     /// `progress` of the progress thread. Gives way to the user's.
@@ -97,11 +90,8 @@ impl<D: Device> Core<D> {
         let mut delivering = Delivering::start(self, delivery, &mut st.delivering_on);
         drop(guard);
         delivering.messages();
+        // Completions that handlers have left are for the user's thread: dropping puts them back.
         drop(delivering);
-        let mut guard = self.state.lock();
-        if let Some(live) = &mut guard.live {
-            live.tx.ring(&mut live.qp);
-        }
     }
 
     /// One round of the pending queues: each of the first `line` endpoints in line gets one call.

@@ -8,12 +8,10 @@ use std::collections::VecDeque;
 
 use ib::{
     ah::AhRef,
-    device::{Device, QpCaps, SendWc, SendWr, UdQp, VerbsError, WcStatus},
+    device::{Device, QpCaps, SendWc, SendWr, Sge, UdQp, VerbsError, WcStatus},
     types::{QKey, Qpn},
 };
 use uct::{MemSlice, mem::Buf};
-
-use crate::op::SgeList;
 
 /// Where an endpoint's packets go: the address handle it holds, and the queue pair there.
 pub(crate) struct Link<D: Device> {
@@ -119,7 +117,7 @@ impl<D: Device> Tx<D> {
         &mut self,
         qp: &mut D::UdQp,
         link: &Link<D>,
-        sges: &SgeList<'_>,
+        sges: &[Sge<'_>],
         flags: PostFlags,
     ) -> Result<u64, VerbsError> {
         let serial = self.posted + 1;
@@ -130,8 +128,8 @@ impl<D: Device> Tx<D> {
             ah: link.ah.ah(),
             remote_qpn: link.qpn,
             remote_qkey: QKey::UCX,
-            sges: sges.as_slice(),
-            inline: sges.total() <= self.caps.inline_len as usize,
+            sges,
+            inline: sges.iter().map(|s| s.bytes.len()).sum::<usize>() <= self.caps.inline_len as usize,
             signaled,
             solicited: flags.solicited,
         })?;

@@ -117,7 +117,7 @@ fn ping(s: &mut Session, tx: &Sender, rx: &Receiver, plan: Plan<'_>) -> Result<S
         let now = Instant::now();
         one_way.record((now - sent_at).as_nanos() as u64 / 2);
         if last {
-            let elapsed = now - course.start - course.away;
+            let elapsed = (now - course.start).saturating_sub(course.away);
             return Ok(Sample { iters: seq - warmup, warmup, elapsed, one_way: Some(one_way) });
         }
         sent_at = course.tick(seq - warmup, now, plan.tick);

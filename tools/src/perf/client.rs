@@ -1,6 +1,6 @@
 //! The client's side of a session: it connects, plans the runs, times them and reports.
 
-use std::{io::Write, sync::Arc};
+use std::{io::Write, sync::Arc, time::Duration};
 
 use super::{
     bench::{self, Plan, Sample},
@@ -12,6 +12,7 @@ use super::{
     report::{Heading, Report},
     sender::Sender,
     session::Session,
+    sizes::SIZE_MIN,
 };
 
 /// Runs everything that `o` asks for, and says good-bye.
@@ -71,12 +72,19 @@ fn connect(s: &mut Session, mode: super::options::ConnectMode) -> Result<Side> {
     Ok(server)
 }
 
-/// One message there and back, so that a network that lets nothing through is called by its name.
+/// How long the first exchange goes on, unless the user counts messages: caches, page tables and the scheduler's choice of
+/// CPUs settle in it.
+const SETTLE: Duration = Duration::from_millis(150);
+
+/// One message there and back, so that a network that lets nothing through is called by its name; then some more.
 fn probe(s: &mut Session, o: &Options, limits: &Limits) -> Result<()> {
     let run = Run { run: 0, test: Test::Lat, layout: layout(Test::Lat, 8, o.layout, limits), size: 8 };
     let once = Extent { iters: Some(1), time: None };
-    let none = Extent { iters: Some(0), time: None };
-    measure(s, run, Plan { warmup: none, measure: once, tick: &mut |_| {} })
+    let settle = match o.iters {
+        Some(_) => Extent { iters: Some(0), time: None },
+        None => Extent { iters: None, time: Some(SETTLE) },
+    };
+    measure(s, run, Plan { warmup: settle, measure: once, tick: &mut |_| {} })
         .map(|_| ())
         .map_err(|f| f.context("the first message"))
 }
@@ -117,7 +125,7 @@ fn plan(tests: &[Test], o: &Options, limits: &Limits, transport: &str) -> Result
         Some(l) => (l.name(), limits.of(l)),
         None => ("copying", limits.bcopy.or(limits.short).or(limits.zcopy)),
     };
-    let max = max.ok_or_else(|| {
+    let max = max.filter(|&max| max >= SIZE_MIN).ok_or_else(|| {
         Failure::new(format!(
             "{transport} cannot send {name} messages between these devices; choose another layout with -D"
         ))
@@ -177,5 +185,8 @@ mod tests {
         assert!(e.contains("at most 64 in one short message"), "{e}");
         let e = rows(&["-D", "zcopy"], &Limits { zcopy: None, ..LIMITS }).unwrap_err();
         assert!(e.contains("cannot send zcopy messages"), "{e}");
+        // Whatever the other side claims.
+        let e = rows(&["-D", "shortiov"], &Limits { short: Some(3), ..LIMITS }).unwrap_err();
+        assert!(e.contains("cannot send shortiov messages"), "{e}");
     }
 }

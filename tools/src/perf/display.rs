@@ -1,8 +1,8 @@
 //! The progress display: one line on the terminal, gone when the results are there.
 
-use std::io::IsTerminal;
+use std::{fmt, io::IsTerminal};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
 /// Steps of the bar per test and size.
 const STEPS: u64 = 1000;
@@ -22,8 +22,14 @@ impl Display {
             ProgressDrawTarget::stderr()
         };
         let bar = ProgressBar::with_draw_target(Some(count as u64 * STEPS), target);
-        if let Ok(style) = ProgressStyle::with_template("{bar:30.cyan} {percent:>3}%  {msg}  {eta} left") {
-            bar.set_style(style.progress_chars("━╸─"));
+        if let Ok(style) = ProgressStyle::with_template("{bar:30.cyan} {percent:>3}%  {msg}  {left}") {
+            let left = |s: &ProgressState, w: &mut dyn fmt::Write| {
+                // There is no estimate before the first step. What cannot be drawn is left out.
+                if s.pos() > 0 {
+                    let _ = write!(w, "{} s left", s.eta().as_secs());
+                }
+            };
+            bar.set_style(style.progress_chars("━╸─").with_key("left", left));
         }
         Display { bar, runs: 0 }
     }

@@ -187,6 +187,9 @@ impl Link {
     /// # Errors
     /// As [`Link::poll`].
     pub(crate) fn wait(&mut self, timeout: Duration) -> Result<Option<Message>> {
+        if self.lost.is_some() {
+            return self.poll();
+        }
         match self.news.recv_timeout(timeout) {
             Ok(news) => self.take(news).map(Some),
             Err(_) => Ok(None),

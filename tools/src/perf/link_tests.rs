@@ -133,6 +133,7 @@ fn a_full_side_fits_into_a_frame() {
         version: VERSION.into(),
         host: "h".repeat(255),
         pid: u32::MAX,
+        cpu: Some(1023),
         transport: "ud_verbs".into(),
         device: "soft0:1".into(),
         address: "a".repeat(100),

@@ -68,6 +68,7 @@ impl Local {
             version: VERSION.into(),
             host: hostname(),
             pid: std::process::id(),
+            cpu: None,
             transport: attr.transport.into(),
             device: attr.device.clone(),
             address: show(&iface.device_address()),

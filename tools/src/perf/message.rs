@@ -45,6 +45,8 @@ pub(crate) struct Side {
     /// Host name.
     pub(crate) host: String,
     pub(crate) pid: u32,
+    /// The CPU that the process is bound to, if it is.
+    pub(crate) cpu: Option<usize>,
     /// Name of the transport, for example `ud_verbs`.
     pub(crate) transport: String,
     /// Device and port, for example `soft0:1`.

@@ -20,6 +20,7 @@
 mod alert;
 mod bench;
 mod client;
+mod cpu;
 mod display;
 mod failure;
 #[cfg(test)]
@@ -49,6 +50,7 @@ use clap::Parser;
 use uct::{Registry, config::Env};
 
 use alert::Alert;
+use cpu::CpuArg;
 use failure::{Failure, Result, clean, plain};
 use link::{Link, LinkParams, Stream};
 use local::Local;
@@ -69,10 +71,10 @@ pub fn main(registry: &Registry, env: &Env) -> ExitCode {
             return ExitCode::from(u8::try_from(e.exit_code()).unwrap_or(2));
         }
     };
-    let ctx = Context { registry, env, options };
-    let logs = uct::log::init(env).map_err(Failure::from);
-    let result = if logs.is_err() {
-        logs
+    let mut ctx = Context { registry, env, options };
+    let ready = uct::log::init(env).map_err(Failure::from).and_then(|()| ctx.bind());
+    let result = if ready.is_err() {
+        ready
     } else if ctx.options.second_process {
         ctx.second_process()
     } else if ctx.options.server {
@@ -100,12 +102,39 @@ struct Context<'a> {
 }
 
 impl Context<'_> {
+    /// Takes this process to the CPU it is meant for, before there are other threads.
+    fn bind(&mut self) -> Result<()> {
+        let o = &mut self.options;
+        // It depends on the number of CPUs, which is one afterwards.
+        o.wait = Some(o.wait());
+        let self_test = o.host.is_none() && !o.server && !o.second_process;
+        match o.cpu {
+            None if self_test => {
+                // Where the system does not allow it, or with one CPU, it does without.
+                let mine = |(a, b)| cpu::bind(a).ok().map(|()| CpuArg::These(a, Some(b)));
+                o.cpu = cpu::pair(None).and_then(mine);
+                Ok(())
+            }
+            None | Some(CpuArg::Any) => Ok(()),
+            Some(CpuArg::These(cpu, second)) => {
+                // The second process would inherit this one's only CPU.
+                let second = second.or_else(|| self_test.then(|| cpu::pair(Some(cpu))).flatten().map(|p| p.1));
+                o.cpu = Some(CpuArg::These(cpu, second));
+                cpu::bind(cpu)
+            }
+        }
+    }
+
     fn manner(&self) -> Manner {
         Manner { wait: self.options.wait(), timeout: self.options.timeout }
     }
 
     fn open(&self, transport: Option<&str>, alert: &Arc<Alert>) -> Result<Local> {
-        Local::open(self.registry, self.env, transport, self.options.device.as_ref(), alert.clone())
+        let mut local = Local::open(self.registry, self.env, transport, self.options.device.as_ref(), alert.clone())?;
+        if let Some(CpuArg::These(cpu, _)) = self.options.cpu {
+            local.side.cpu = Some(cpu);
+        }
+        Ok(local)
     }
 
     fn link_params(&self, peer: String, alert: &Arc<Alert>) -> LinkParams {

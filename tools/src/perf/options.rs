@@ -5,7 +5,7 @@ use std::{str::FromStr, time::Duration};
 use clap::{Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-use super::sizes::SizeList;
+use super::{cpu::CpuArg, sizes::SizeList};
 
 /// What is measured.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum, Serialize, Deserialize)]
@@ -216,6 +216,11 @@ pub(crate) struct Options {
     #[arg(long, value_enum, value_name = "HOW", help_heading = "Transport")]
     pub(crate) wait: Option<WaitMode>,
 
+    /// CPU of this process, and of the second one in a self-test: a number, two numbers like 2,3, or `any` [default: two in
+    /// a self-test, else any]
+    #[arg(short, long, value_name = "CPU", help_heading = "Transport")]
+    pub(crate) cpu: Option<CpuArg>,
+
     /// TCP port of the control connection; for --server, 0 takes any free one
     #[arg(short, long, value_name = "PORT", default_value_t = 13337, help_heading = "Control")]
     pub(crate) port: u16,
@@ -286,7 +291,7 @@ impl Options {
         if self.csv { Format::Csv } else { self.format }
     }
 
-    /// What to do while nothing has arrived, on this machine.
+    /// What to do while nothing has arrived, by the CPUs that this process may use now.
     pub(crate) fn wait(&self) -> WaitMode {
         self.wait.unwrap_or_else(|| match std::thread::available_parallelism() {
             // Two spinning processes on one CPU would wait for each other's time slice to end.
@@ -345,6 +350,7 @@ mod tests {
             (&["-d", "soft0:0"], "expected DEVICE or DEVICE:PORT"),
             (&["-d", ":1"], "expected DEVICE or DEVICE:PORT"),
             (&["-p", "70000"], "--port <PORT>"),
+            (&["-c", "first"], "expected the number of a CPU"),
             (&["--time", "0"], "expected seconds"),
             (&["--timeout", "nan"], "expected seconds"),
             (&["-l", "host"], "cannot be used with"),

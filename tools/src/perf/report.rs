@@ -1,6 +1,9 @@
 //! The results: a table that grows row by row, CSV lines, or one JSON object at the end.
 
-use std::io::{self, Write};
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+};
 
 use serde::Serialize;
 use uct::iface::Counter;
@@ -169,7 +172,8 @@ impl<W: Write> Report<W> {
         writeln!(self.out, "uct_perf {VERSION}: active messages over {}, {place}", h.client.transport)?;
         let rows = [("client", &h.client), ("server", &h.server)];
         let cells = rows.map(|(role, s)| {
-            [role.to_string(), clean(&s.device), clean(&s.address), format!("{} pid {}", clean(&s.host), s.pid)]
+            let cpu = s.cpu.map_or(String::new(), |c| format!(" on cpu {c}"));
+            [role.to_string(), clean(&s.device), clean(&s.address), format!("{} pid {}{cpu}", clean(&s.host), s.pid)]
         });
         let width = |i: usize| cells.iter().map(|c| c[i].chars().count()).max().unwrap_or(0);
         for c in &cells {
@@ -191,12 +195,16 @@ impl<W: Write> Report<W> {
             WaitMode::Events => "waiting for events",
         };
         let limits = h.client.limits.common(&h.server.limits);
+        let (small, stream) = (h.tests.iter().any(|&t| t != Test::Bw), h.tests.contains(&Test::Bw));
         let layout = match (h.layout, limits.short, limits.bcopy) {
-            (Some(l), ..) => format!("layout {}", l.name()),
-            (None, Some(s), Some(b)) if s < b => format!("layout short to {s} B, then bcopy; am_bw bcopy"),
-            (None, ..) => "layout short; am_bw bcopy".into(),
+            (Some(l), ..) => l.name().into(),
+            (None, Some(s), Some(b)) if s < b && small => {
+                format!("short to {s} B, then bcopy{}", if stream { "; am_bw bcopy" } else { "" })
+            }
+            (None, _, Some(_)) if stream && !small => "bcopy".into(),
+            (None, ..) => format!("short{}", if stream { "; am_bw bcopy" } else { "" }),
         };
-        writeln!(self.out, "  {connected}; {waiting}; {layout}")?;
+        writeln!(self.out, "  {connected}; {waiting}; layout {layout}")?;
         writeln!(self.out)
     }
 
@@ -264,49 +272,86 @@ impl<W: Write> Report<W> {
 
     fn write_json(&mut self, messages: u64, bytes: u64, counters: &[Counter]) -> io::Result<()> {
         let h = &self.heading;
-        let side = |s: &Side| {
-            serde_json::json!({
-                "host": s.host, "pid": s.pid, "version": s.version, "device": s.device, "address": s.address,
-            })
+        let document = Document {
+            program: "uct_perf",
+            version: VERSION,
+            control_protocol: PROTOCOL,
+            transport: &h.client.transport,
+            connect: h.connect.name(),
+            wait: h.wait.name(),
+            client: JsonSide::new(&h.client),
+            server: JsonSide::new(&h.server),
+            results: self.cells.iter().map(JsonResult::new).collect(),
+            verified_messages: messages,
+            verified_bytes: bytes,
+            client_counters: counters.iter().filter(|c| c.value > 0).map(|c| (c.name, c.value)).collect(),
         };
-        let results: Vec<_> = self
-            .cells
-            .iter()
-            .map(|c| {
-                let mut v = serde_json::json!({
-                    "test": c.run.test.name(),
-                    "layout": c.run.layout.name(),
-                    "size": c.run.size,
-                    "iterations": c.sample.iters,
-                    "warmup": c.sample.warmup,
-                    "seconds": c.sample.elapsed.as_secs_f64(),
-                    "mb_per_s": round3(c.mb_per_s()),
-                    "messages_per_s": round3(c.messages_per_s()),
-                    "verified_messages": c.verified(),
-                });
-                if let Some(l) = c.latency() {
-                    v["latency_us"] = serde_json::json!(l);
-                }
-                v
-            })
-            .collect();
-        let counters: serde_json::Map<_, _> =
-            counters.iter().filter(|c| c.value > 0).map(|c| (c.name.to_string(), c.value.into())).collect();
-        let all = serde_json::json!({
-            "program": "uct_perf",
-            "version": VERSION,
-            "control_protocol": PROTOCOL,
-            "transport": h.client.transport,
-            "connect": h.connect.name(),
-            "wait": h.wait.name(),
-            "client": side(&h.client),
-            "server": side(&h.server),
-            "results": results,
-            "client_counters": counters,
-            "verified_messages": messages,
-            "verified_bytes": bytes,
-        });
-        writeln!(self.out, "{all:#}")
+        serde_json::to_writer_pretty(&mut self.out, &document)?;
+        writeln!(self.out)
+    }
+}
+
+#[derive(Serialize)]
+struct Document<'a> {
+    program: &'a str,
+    version: &'a str,
+    control_protocol: u32,
+    transport: &'a str,
+    connect: &'a str,
+    wait: &'a str,
+    client: JsonSide<'a>,
+    server: JsonSide<'a>,
+    results: Vec<JsonResult>,
+    verified_messages: u64,
+    verified_bytes: u64,
+    client_counters: BTreeMap<&'a str, u64>,
+}
+
+#[derive(Serialize)]
+struct JsonSide<'a> {
+    host: &'a str,
+    pid: u32,
+    cpu: Option<usize>,
+    version: &'a str,
+    device: &'a str,
+    address: &'a str,
+}
+
+impl<'a> JsonSide<'a> {
+    fn new(s: &'a Side) -> Self {
+        JsonSide { host: &s.host, pid: s.pid, cpu: s.cpu, version: &s.version, device: &s.device, address: &s.address }
+    }
+}
+
+#[derive(Serialize)]
+struct JsonResult {
+    test: &'static str,
+    layout: &'static str,
+    size: usize,
+    iterations: u64,
+    warmup: u64,
+    seconds: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    latency_us: Option<Latency>,
+    mb_per_s: f64,
+    messages_per_s: f64,
+    verified_messages: u64,
+}
+
+impl JsonResult {
+    fn new(c: &Cell) -> Self {
+        JsonResult {
+            test: c.run.test.name(),
+            layout: c.run.layout.name(),
+            size: c.run.size,
+            iterations: c.sample.iters,
+            warmup: c.sample.warmup,
+            seconds: c.sample.elapsed.as_secs_f64(),
+            latency_us: c.latency(),
+            mb_per_s: round3(c.mb_per_s()),
+            messages_per_s: round3(c.messages_per_s()),
+            verified_messages: c.verified(),
+        }
     }
 }
 

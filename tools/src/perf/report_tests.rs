@@ -8,6 +8,7 @@ fn side(pid: u32) -> Side {
         version: VERSION.into(),
         host: "host7".into(),
         pid,
+        cpu: (pid == 23).then_some(5),
         transport: "ud_verbs".into(),
         device: "soft0:1".into(),
         address: format!("127.0.0.{pid}"),
@@ -58,7 +59,7 @@ fn the_table_is_aligned_and_says_what_it_measured() {
     let want = "\
 uct_perf VERSION: active messages over ud_verbs, between two processes of this host
   client  soft0:1  127.0.0.1   host7 pid 1
-  server  soft0:1  127.0.0.23  host7 pid 23
+  server  soft0:1  127.0.0.23  host7 pid 23 on cpu 5
   connected by interface address; waiting by spinning; layout short to 64 B, then bcopy; am_bw bcopy
 
                  am_lat, one way [us]              am_bw       am_rate

@@ -13,6 +13,7 @@ use std::{
 };
 
 use super::{
+    cpu::CpuArg,
     failure::{Failure, Result, plain},
     options::Options,
 };
@@ -89,6 +90,9 @@ fn arguments(o: &Options) -> Vec<OsString> {
     if let Some(t) = &o.transport {
         a.extend(["-x".into(), t.into()]);
     }
+    if let Some(CpuArg::These(_, Some(cpu))) = o.cpu {
+        a.extend(["-c".into(), cpu.to_string().into()]);
+    }
     a.extend(["--wait".into(), o.wait().name().into()]);
     a
 }
@@ -109,11 +113,23 @@ mod tests {
 
     #[test]
     fn the_second_process_understands_its_arguments() {
-        let first =
-            Options::parse_from(["uct_perf", "-d", "soft0:1", "-x", "ud", "--timeout", "3.5", "--wait", "events"]);
+        let first = Options::parse_from([
+            "uct_perf",
+            "-d",
+            "soft0:1",
+            "-x",
+            "ud",
+            "--timeout",
+            "3.5",
+            "--wait",
+            "events",
+            "-c",
+            "4,7",
+        ]);
         let second = Options::try_parse_from(std::iter::once("uct_perf".into()).chain(arguments(&first))).unwrap();
         assert!(second.second_process);
         assert_eq!((second.device, second.transport, second.timeout), (first.device, first.transport, first.timeout));
+        assert_eq!(second.cpu, Some(CpuArg::These(7, None)));
         assert_eq!(second.wait, Some(WaitMode::Events));
     }
 }

@@ -29,6 +29,8 @@ const COUNT_ID: AmId = AmId::truncate(6);
 /// Idle turns after which a spinning side lets other threads run between turns: more than a message takes on a free
 /// machine, so that it only matters where processes share a CPU and would wait for each other's time slice to end.
 const SPINS: u32 = 50;
+/// How long to wait for the reason of a failed endpoint.
+const EXPLAIN: Duration = Duration::from_millis(300);
 /// How long to sleep at most with `--wait events`: news on the control connection does not end the sleep.
 const SLEEP: Duration = Duration::from_millis(50);
 
@@ -192,7 +194,7 @@ impl Session {
                 Err(SendError::Failed(e)) => {
                     // The reason that came over the control connection, or from the error handler, says more.
                     self.attend()?;
-                    return Err(e.into());
+                    return Err(self.explained(e.into()));
                 }
                 Err(SendError::NoResource) => {}
             }
@@ -251,9 +253,23 @@ impl Session {
         while let Some(m) = self.link.poll()? {
             self.inbox.push_back(m);
         }
-        match self.local.failures.lock().first() {
-            Some(f) => Err(Failure::from(f.error.clone())),
+        let failed = self.local.failures.lock().first().map(|f| f.error.clone());
+        match failed {
+            Some(e) => Err(self.explained(e.into())),
             None => Ok(()),
+        }
+    }
+
+    /// What to tell of an endpoint that failed: if the peer gave up or died, that is the reason, and word of it is on its
+    /// way over the control connection.
+    fn explained(&mut self, failed: Failure) -> Failure {
+        let deadline = Instant::now() + EXPLAIN;
+        loop {
+            match self.link.wait(deadline.saturating_duration_since(Instant::now())) {
+                Ok(Some(_)) => {}
+                Ok(None) => return failed,
+                Err(reason) => return reason,
+            }
         }
     }
 

@@ -97,10 +97,10 @@ impl WorkerShared {
         &self.clock
     }
 
-    /// True if a send may be left un-rung for the moment, because somebody will ring within about a millisecond, or
-    /// because there is no progress thread and the user has to call `progress` anyway.
+    /// True if a send may be left un-rung for the moment, because the progress thread will ring within about a
+    /// millisecond. Without one, a program that sends and then waits for something else would never be heard.
     pub fn may_batch(&self) -> bool {
-        !self.has_thread || self.batching.load(Ordering::Relaxed)
+        self.has_thread && self.batching.load(Ordering::Relaxed)
     }
 
     /// Adds an interface to `progress`. For transports.

@@ -170,10 +170,10 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     pub(super) fn on_bye_sent(&mut self, now: Time, slot: u32, kind: u8) {
         let run = self.clock.run(now);
         let ep = &mut self.eps[slot];
+        let is_over = matches!(ep.owner, Owner::Lingering { since } if now >= since + self.cfg.linger);
         let is_last = if kind == wire::BYE_ACK {
-            ep.is.contains(Is::FREE_AFTER_BYE_ACK)
+            ep.is.contains(Is::FREE_AFTER_BYE_ACK) || (is_over && ep.head == NIL)
         } else {
-            let is_over = matches!(ep.owner, Owner::Lingering { since } if now >= since + self.cfg.linger);
             if !ep.is.contains(Is::BYE_SENT) {
                 ep.is.insert(Is::BYE_SENT);
                 ep.send_time = run;
@@ -245,8 +245,15 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
             }
             Owner::Lingering { .. } => ep.is.insert(Is::FREE_AFTER_BYE_ACK),
         }
-        self.owe(slot, Owed::BYE_ACK);
+        self.owe_bye_ack(slot);
         Ok(RxVerdict::Control)
+    }
+
+    /// The answer to a BYE; without a link there is none, and the peer will say it again.
+    pub(super) fn owe_bye_ack(&mut self, slot: u32) {
+        if self.eps[slot].link.is_live() {
+            self.owe(slot, Owed::BYE_ACK);
+        }
     }
 
     fn has_user_ops(&self, slot: u32) -> bool {
@@ -284,6 +291,11 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     /// disappears silently; a lingering one waits for the end of its time.
     pub(super) fn fail(&mut self, now: Time, slot: u32, kind: ErrorKind) {
         let detail = self.fail_detail(now, slot);
+        if self.eps[slot].owed.contains(Owed::CREP) || self.unacked_crep(slot).is_some() {
+            // The peer may still be asking. Its next request gets an endpoint of its own; once it has had our id in a
+            // CREP, it must not get another one.
+            self.remove_match(slot);
+        }
         self.purge(slot, kind);
         self.drop_held(slot);
         self.clear_want(slot);

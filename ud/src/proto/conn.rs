@@ -203,6 +203,12 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         if ep.owner == Owner::User {
             self.events.push_back(Event::Connected(id));
         }
+        if !ep.is.contains(Is::P2P) && ep.owner != Owner::Passive {
+            // An endpoint that asked before the peer restarted may have a number from beyond the restarted numbering.
+            let used = ep.conn_sn.saturating_add(1);
+            let peer = &mut self.peers[ep.peer];
+            peer.next_conn_sn = peer.next_conn_sn.max(used);
+        }
         self.wake_writer(slot);
     }
 
@@ -308,8 +314,8 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         if ep.dest == info.ep_id {
             return Some(self.on_duplicate_creq(slot));
         }
-        if ep.is_failed() {
-            // The peer opens this connection anew; the failed endpoint keeps only its owner's interest.
+        if ep.is_dest_known() && ep.is_lingering() || ep.is_failed() {
+            // The peer opens this connection anew. The old endpoint finishes its own business, if it can, by itself.
             self.remove_match(slot);
             return None;
         }
@@ -317,10 +323,9 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
             self.on_crossing_creq(now, slot, info);
             return Some(CreqOutcome::Matched(id));
         }
-        if ep.is_lingering() {
-            // The endpoint it was connected to is gone: what it still had to say has no addressee.
-            self.free_ep(slot);
-            return None;
+        if self.peers[ep.peer].ext.is_some() {
+            // Peers of ours never use a number twice for one process of ours: this request was meant for the one before us.
+            return Some(self.refuse_creq(DropReason::WrongEpId));
         }
         // Same process, other endpoint: follow it, and keep our own numbering (`docs/ud-protocol.md` "Restart").
         self.stats.stale_dest += 1;
@@ -388,16 +393,21 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         if crep.src_ep_id >= wire::NO_EP {
             return Err(DropReason::Malformed);
         }
-        if ep.is_dest_known() && ep.dest != crep.src_ep_id {
-            return Err(DropReason::WrongEpId);
-        }
-        let peer = ep.peer;
-        if ep.is_dest_known() {
-            if self.peers[peer].process != Some(wire::process_of(&crep.ident)) {
-                return Err(DropReason::StaleProcess);
-            }
-        } else if !self.note_process(now, peer, wire::process_of(&crep.ident), slot) {
+        let (peer, is_known) = (ep.peer, ep.is_dest_known());
+        // An endpoint that still asks does not mind which process answers. A connected one has lost its peer, if another
+        // process answers a request that it got from the one before.
+        if !self.note_process(now, peer, wire::process_of(&crep.ident), if is_known { NIL } else { slot }) {
             return Err(DropReason::StaleProcess);
+        }
+        let Some(ep) = self.eps.get(slot) else {
+            self.drop_idle_peer(peer);
+            return Err(DropReason::StaleProcess);
+        };
+        if ep.is_failed() {
+            return Err(DropReason::StaleProcess);
+        }
+        if is_known && ep.dest != crep.src_ep_id {
+            return Err(DropReason::WrongEpId);
         }
         let caps = PeerCaps { max_packet: self.peers[peer].max_packet as usize, ext: wire::parse_ext(&crep.ident) };
         self.note_caps(peer, &caps);
@@ -524,6 +534,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         ep.peer = p;
         ep.peer_next = first;
         ep.peer_prev = NIL;
+        self.peers[p].waiting += u32::from(ep.is.contains(Is::WANT_WRITABLE));
         self.peers[p].first_ep = slot;
     }
 

@@ -50,7 +50,8 @@ impl Hasher for IdHasher {
 /// peer), `R` a received buffer kept for later. The engine stores them, compares `P`, and looks into none.
 ///
 /// Memory: about 256 bytes per endpoint with two hash-table places of 16 bytes, 100 bytes and a place per peer, 64 bytes and
-/// `T` per packet in flight. Tables keep their largest size until the engine is dropped.
+/// `T` per packet in flight. Tables keep their largest size until the engine is dropped. Records of peers that a local connect
+/// has named stay as well, since connection numbers are never used twice; those of strangers go with their last endpoint.
 ///
 /// After every call that can change something, drain [`Engine::poll_event`], and [`Engine::poll_transmit`] as far as the
 /// send queue has room.
@@ -388,6 +389,11 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         out
     }
 
+    #[cfg(test)]
+    pub(super) fn dump_all(&self) -> String {
+        self.eps.iter().map(|(slot, ep)| self.dump(EpId { slot, id: ep.id }) + "\n").collect()
+    }
+
     // --- the send list
 
     /// Appends to the endpoint's send list.
@@ -425,8 +431,13 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         Some(packet)
     }
 
-    /// Appends a flush marker that waits for `psn`.
+    /// Appends a flush marker that waits for `psn`, or for what the marker before it waits for, if that is more: a keep-alive
+    /// that has not left yet.
     pub(super) fn push_marker(&mut self, slot: u32, psn: Psn, op: T) {
+        let psn = match self.pkts.get(self.eps[slot].tail) {
+            Some(last) if last.psn.is_after(psn) => last.psn,
+            _ => psn,
+        };
         let marker = Packet {
             next: NIL,
             psn,

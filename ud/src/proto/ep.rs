@@ -35,7 +35,7 @@ pub(super) enum State {
 }
 
 impl State {
-    fn may_become(self, to: State) -> bool {
+    pub(super) fn may_become(self, to: State) -> bool {
         match (self, to) {
             (State::Idle, State::Resolving) => true,
             (State::Resolving, State::Connecting | State::Connected) => true,

@@ -17,6 +17,45 @@
 //! in milliseconds. `docs/ud-protocol.md` describes the protocol; the wire format is that of UCX's `ud_verbs`, with
 //! extensions that only peers of ours ever see.
 //!
+//! Two engines, joined by hand:
+//!
+//! ```
+//! use uct::Time;
+//! use ud::proto::*;
+//!
+//! type Side = Engine<&'static str, u8, (), ()>; // operations are words, addresses small numbers, links nothing
+//!
+//! /// Carries what `from` has to say to `to`, until it is silent.
+//! fn carry(from: &mut Side, to: &mut Side, from_addr: u8, now: Time) {
+//!     let meta = RxMeta { src_qpn: from.config().local_qpn, can_deliver: true };
+//!     while let Some(Transmit { kind: TransmitKind::Control { bytes }, .. }) = from.poll_transmit(now, 1) {
+//!         if let RxVerdict::Creq(info) = to.handle_packet(now, &meta, bytes) {
+//!             to.handle_creq(now, info, from_addr, PeerCaps { max_packet: 4096, ext: None });
+//!         }
+//!         while let Some(event) = to.poll_event() {
+//!             if let Event::Resolve { ep, .. } = event {
+//!                 to.resolved(now, ep, Ok(()));
+//!             }
+//!         }
+//!     }
+//! }
+//!
+//! let now = Time::ZERO;
+//! let side = |qpn| Side::new(EngineConfig { local_qpn: qpn, device_addr: vec![0], ..EngineConfig::default() }).unwrap();
+//! let (mut a, mut b) = (side(1), side(2));
+//! let (ep, _) = a.connect_to_iface(now, 20, 2, 0, PeerCaps { max_packet: 4096, ext: None }).unwrap();
+//! a.resolved(now, ep, Ok(()));
+//! carry(&mut a, &mut b, 10, now); // CREQ
+//! carry(&mut b, &mut a, 20, now); // CREP
+//! assert!(a.is_connected(ep));
+//!
+//! let begun = a.begin_send(ep, 7, 5, SendKind::Copy, false).unwrap();
+//! let packet = [&begun.neth[..], b"hello"].concat(); // this is what is posted
+//! a.commit_send(now, begun, 2, "the operation");
+//! let verdict = b.handle_packet(now, &RxMeta { src_qpn: 1, can_deliver: true }, &packet);
+//! assert!(matches!(verdict, RxVerdict::Deliver { am_id: 7, .. }));
+//! ```
+//!
 //! Start reading at [`Engine`] for the tables, `recv` for a packet's way in, `send` and `sched` for the two ways out; then
 //! `conn` (handshake), `ack` and `resend` (reliability), `timer`, `close` (destroy, linger, BYE, failure), `budget`.
 

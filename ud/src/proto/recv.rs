@@ -68,7 +68,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     fn on_late_packet(&mut self, slot: u32, neth: Neth, bytes: &[u8]) -> Result<RxVerdict, DropReason> {
         let is_bye = !neth.is_am() && neth.is(wire::CTL) && wire::ctl_type(bytes) == Some(wire::BYE);
         if is_bye && self.eps[slot].is.contains(Is::PEER_CLOSED) {
-            self.owe(slot, Owed::BYE_ACK);
+            self.owe_bye_ack(slot);
         }
         Err(DropReason::EpFailed)
     }
@@ -221,7 +221,8 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         if psn.is_upto(ep.rx_head) {
             return Err(DropReason::Duplicate);
         }
-        if usize::from(ahead) > self.hold_places {
+        // Before the handshake nobody knows yet from which process, and from which numbering, it came.
+        if usize::from(ahead) > self.hold_places || !ep.is_dest_known() {
             return Err(DropReason::Gap);
         }
         match &ep.held {

@@ -147,9 +147,10 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         let mut neth = Neth { packet_type: ep.dest | ack_req, psn: ep.psn, ack: ep.rx_head };
         // With the next packet here and only waiting to be taken, there is no gap to speak of.
         let gap = acks.contains(Owed::NACK) && sacked & 1 == 0;
-        if acks.contains(Owed::XACK) || (gap && sacked != 0) {
+        // Where budgets are in use every ack of its own states the share: one that is lost is made good by the next.
+        let budget = if features.contains(Features::BUDGET) { self.share() } else { 0 };
+        if budget != 0 || (gap && sacked != 0) {
             neth.packet_type |= wire::CTL;
-            let budget = if features.contains(Features::BUDGET) { self.share() } else { 0 };
             wire::Xack { gap, budget, sacked }.emit(neth, &mut self.ctl);
             let peer = self.eps[slot].peer;
             self.peers[peer].advertised = budget;

@@ -183,10 +183,6 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         e.is.insert(Is::WANT_WRITABLE);
         if let Some(peer) = self.peers.get_mut(e.peer) {
             peer.waiting += 1;
-        } else {
-            // Not connected to anybody: nothing to count under. Becomes writable when it is.
-            e.is.remove(Is::WANT_WRITABLE);
-            return;
         }
         self.wake_writer(slot);
         // The window may be full of packets none of which asks for an ack, after a cut of the window or the budget.
@@ -207,7 +203,9 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         let e = &mut self.eps[slot];
         if e.is.contains(Is::WANT_WRITABLE) {
             e.is.remove(Is::WANT_WRITABLE);
-            self.peers[e.peer].waiting -= 1;
+            if let Some(peer) = self.peers.get_mut(e.peer) {
+                peer.waiting -= 1;
+            }
         }
     }
 

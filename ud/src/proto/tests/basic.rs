@@ -69,3 +69,51 @@ fn a_thousand_messages_in_order() {
     assert_eq!(net.nodes[0].eng.stats().tx_resends, 0);
     assert!(!net.nodes[0].eng.has_outstanding(a));
 }
+
+#[test]
+fn writable_may_be_asked_for_before_there_is_a_peer() {
+    let mut net = Net::new(2, 1);
+    let now = net.now;
+    let a = net.nodes[0].eng.create_ep(now).unwrap();
+    let b = net.nodes[1].eng.create_ep(now).unwrap();
+    net.nodes[0].eng.want_writable(a);
+    net.nodes[1].eng.want_writable(b);
+    net.destroy(1, b);
+    net.p2p_half(0, a, 1, b);
+    net.settle();
+    assert_eq!(net.nodes[0].writable, [a]);
+}
+
+/// Every change of state there is.
+#[test]
+fn state_changes() {
+    use crate::proto::ep::State::*;
+    let kind = uct::ErrorKind::Canceled;
+    let all = [Idle, Resolving, Connecting, Connected, Failed(kind)];
+    let name = |s| match s {
+        Idle => "idle",
+        Resolving => "resolving",
+        Connecting => "connecting",
+        Connected => "connected",
+        Failed(_) => "failed",
+    };
+    let mut table = Vec::new();
+    for from in all {
+        for to in all.into_iter().filter(|&to| from.may_become(to)) {
+            table.push(format!("{} -> {}", name(from), name(to)));
+        }
+    }
+    assert_eq!(
+        table,
+        [
+            "idle -> resolving",
+            "idle -> failed",
+            "resolving -> connecting",
+            "resolving -> connected",
+            "resolving -> failed",
+            "connecting -> connected",
+            "connecting -> failed",
+            "connected -> failed",
+        ]
+    );
+}

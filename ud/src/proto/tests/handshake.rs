@@ -381,3 +381,60 @@ fn packets_that_come_before_connect_to_endpoint_are_delivered() {
     assert!(net.run_until(Duration::from_secs(1), |n| n.is_done(0, op).is_some()));
     assert_eq!(net.payloads(1).len(), 1);
 }
+
+/// An interface may connect to itself: both requests are the same one, and the endpoint talks to itself.
+#[test]
+fn loopback() {
+    let mut net = Net::new(1, 1);
+    let a = net.connect(0, 0);
+    net.settle();
+    assert!(net.nodes[0].eng.is_connected(a), "{}", net.tail());
+    assert_eq!(net.nodes[0].eng.remote_ep_id(a), Some(a.wire_id()));
+    let b = net.connect(0, 0);
+    net.settle();
+    for i in 0..100 {
+        net.send_wait(0, a, &[i]);
+        net.send_wait(0, b, &[i]);
+    }
+    net.run_for(Duration::from_millis(100));
+    assert_eq!(net.nodes[0].delivered.len(), 200);
+    net.destroy(0, a);
+    net.destroy(0, b);
+    net.run_for(Duration::from_secs(5));
+    assert_eq!((net.nodes[0].eng.ep_count(), net.nodes[0].failed.len()), (0, 0), "{}", net.tail());
+}
+
+/// A peer whose request was answered in vain asks again after we have given up: it gets a fresh endpoint.
+#[test]
+fn a_request_after_its_answer_was_given_up() {
+    let mut net = Net::with(2, 1, |i, cfg| {
+        cfg.timeout = Duration::from_secs([60, 5][i]);
+        cfg.linger = Duration::from_secs(300);
+    });
+    net.filter = Some(Box::new(|from, _| from == 0));
+    let a = net.connect(0, 1);
+    net.settle();
+    let b = net.connect(1, 0);
+    // Requests stop, too, or they would count as signs of life.
+    net.filter = Some(Box::new(|_, _| false));
+    net.run_for(Duration::from_secs(6));
+    assert_eq!(net.nodes[1].failed, [(b, ErrorKind::EndpointTimeout)]);
+    net.destroy(1, b);
+    net.filter = None;
+    assert!(net.run_until(Duration::from_secs(5), |n| n.nodes[0].eng.is_connected(a)), "{}", net.tail());
+}
+
+/// A request outlives the process it was meant for, and the next one answers it: the endpoint has lost its peer.
+#[test]
+fn a_crep_of_another_process_ends_a_connection() {
+    let mut net = Net::new(2, 1);
+    net.records = true;
+    let a = net.connect(0, 1);
+    net.settle();
+    let creq = net.sent[0].1.clone();
+    assert!(net.nodes[0].eng.is_connected(a));
+    net.restart(1, |_| {});
+    let _ = net.inject(0, 1, &creq);
+    net.settle();
+    assert_eq!(net.nodes[0].failed, [(a, ErrorKind::ConnectionReset)]);
+}

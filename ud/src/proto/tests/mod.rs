@@ -1,11 +1,14 @@
 mod basic;
+mod budgets;
 mod chaos;
 mod closing;
 mod golden;
 mod handshake;
 mod hazards;
+mod hostile;
 mod loss;
 mod net;
 mod regressions;
 mod silence;
+mod violence;
 mod window;

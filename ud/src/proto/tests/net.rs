@@ -99,11 +99,14 @@ pub(super) struct Node {
 
 pub(super) type Filter = Box<dyn FnMut(usize, &[u8]) -> bool>;
 
+/// A packet on its way: arrival, order of sending, receiver, sending queue pair, bytes.
+type Flying = (Time, u64, usize, u32, Vec<u8>);
+
 /// The network and everybody on it.
 pub(super) struct Net {
     pub(super) now: Time,
     pub(super) nodes: Vec<Node>,
-    wire: BinaryHeap<Reverse<(Time, u64, usize, u32, Vec<u8>)>>,
+    wire: BinaryHeap<Reverse<Flying>>,
     pub(super) rng: Rng,
     pub(super) faults: Faults,
     pub(super) delay: Duration,
@@ -293,7 +296,9 @@ impl Net {
     // --- the network
 
     fn post(&mut self, from: usize, to: Addr, qpn: u32, bytes: Vec<u8>) {
-        if self.log.len() == 64 {
+        // A replay shows more.
+        let keep = if std::env::var_os("SIM_SEED").is_some() { 2000 } else { 64 };
+        if self.log.len() >= keep {
             self.log.pop_front();
         }
         let passes = self.filter.as_mut().is_none_or(|f| f(from, &bytes)) && !self.rng.percent(self.faults.loss);
@@ -490,6 +495,11 @@ impl Net {
     pub(super) fn tail(&self) -> String {
         let lines: Vec<&str> = self.log.iter().map(String::as_str).collect();
         format!("last packets:\n{}", lines.join("\n"))
+    }
+
+    /// Loses everything that is on its way.
+    pub(super) fn clear_wire(&mut self) {
+        self.wire.clear();
     }
 
     /// A new process at a node's address: same address and queue pair, new incarnation.
