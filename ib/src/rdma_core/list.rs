@@ -126,7 +126,7 @@ pub fn devices() -> Vec<FoundDevice> {
     for name in in_sysfs(Path::new(SYSFS)) {
         if !found.iter().any(|f| f.name == name) {
             let why = "libibverbs does not know it: is the kernel module ib_uverbs loaded, and its provider (package \
-                       ibverbs-providers) installed?";
+                       ibverbs-providers) installed? A device that is being removed looks the same";
             found.push(FoundDevice { name, unusable: Some(why.into()) });
         }
     }
