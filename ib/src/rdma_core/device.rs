@@ -4,7 +4,7 @@ use std::{
     path::PathBuf,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -62,6 +62,8 @@ pub struct RdmaDevice {
     /// Lengths of all GID tables together.
     gid_slots: usize,
     mrs: Mutex<HashMap<u32, Mr>>,
+    /// When events were last looked for and there was none, see [`RdmaDevice::expect_event`].
+    quiet_at: AtomicU64,
     /// The device is gone, and that has been told.
     dead: AtomicBool,
 }
@@ -101,6 +103,7 @@ impl RdmaDevice {
             link,
             gid_slots,
             mrs: Mutex::default(),
+            quiet_at: AtomicU64::new(0),
             dead: AtomicBool::new(false),
         }))
     }
@@ -121,6 +124,12 @@ impl RdmaDevice {
     /// of all in `ibv_wr_set_sge_list`: packets are cut short, or take the queue pair down.
     pub(super) fn is_soft_roce(&self) -> bool {
         self.vendor_id == SOFT_ROCE_VENDOR
+    }
+
+    /// Something has happened that an event may explain: the next look is not skipped. Else a look is a system call, which a
+    /// waiting user would make millions of times for nothing, so that there is one in a few milliseconds at most.
+    pub(super) fn expect_event(&self) {
+        self.quiet_at.store(0, Ordering::Relaxed);
     }
 
     fn ctx(&self) -> &Arc<Context> {
@@ -225,8 +234,16 @@ impl Device for RdmaDevice {
         if self.dead.load(Ordering::Acquire) {
             return None;
         }
+        let now = ffi::coarse_millis();
+        if self.quiet_at.load(Ordering::Relaxed) == now {
+            return None;
+        }
         let event = match self.ctx().async_event() {
-            Ok(raw) => attr::event(&raw?),
+            Ok(Some(raw)) => attr::event(&raw),
+            Ok(None) => {
+                self.quiet_at.store(now, Ordering::Relaxed);
+                return None;
+            }
             Err(e) => {
                 tracing::debug!("{}: {e}", self.name);
                 AsyncEvent::DeviceFatal

@@ -121,11 +121,13 @@ impl RdmaQp {
             warn!("{}: queue pair {} failed: {e}", self.dev.name(), self.qpn());
             self.failed = true;
         }
+        self.dev.expect_event();
     }
 
     /// After a completion with an error: has it taken the queue pair down?
     #[cold]
     fn check_state(&mut self) {
+        self.dev.expect_event();
         match self.qp.is_ready() {
             Ok(true) => {}
             Ok(false) => self.failed = true,
