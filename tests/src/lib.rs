@@ -1,7 +1,7 @@
 //! Conformance suites, the simulator's world, and what they share.
 //!
-//! A test is a function generic over a [`Fabric`](fabric::Fabric); [`on_fabrics!`] makes one `#[test]` of it for the simulated device
-//! and one for the soft device. Start reading at [`world`].
+//! A test is a function generic over a [`Fabric`](fabric::Fabric); [`on_fabrics!`] makes one `#[test]` of it for the simulated device,
+//! one for the soft device and, with the feature `rdma-core`, one for the RDMA device of the machine. Start reading at [`world`].
 #![deny(missing_docs)]
 #![deny(unsafe_code)]
 
@@ -10,13 +10,15 @@ pub mod flow;
 pub mod hooks;
 pub mod packets;
 pub mod raw;
+#[cfg(feature = "rdma-core")]
+pub mod rdma;
 pub mod teardown;
 pub mod world;
 
 /// Instantiates generic tests: for each `name` there must be `fn name<F: Fabric>(w: World<F>)` in scope.
 ///
 /// ```text
-/// on_fabrics! { sim, soft; am_short_all_sizes, am_bcopy_all_sizes }
+/// on_fabrics! { sim, soft, rdma; am_short_all_sizes, am_bcopy_all_sizes }
 /// ```
 #[macro_export]
 macro_rules! on_fabrics {
@@ -32,6 +34,14 @@ macro_rules! on_fabrics {
     (soft; $($name:ident),+ $(,)?) => {
         mod soft {
             $(#[test] fn $name() { super::$name($crate::world::World::<$crate::fabric::Soft>::new(stringify!($name))) })+
+        }
+    };
+    (sim, soft, rdma; $($name:ident),+ $(,)?) => {
+        $crate::on_fabrics! { sim; $($name),+ }
+        $crate::on_fabrics! { soft; $($name),+ }
+        #[cfg(feature = "rdma-core")]
+        mod rdma {
+            $(#[test] fn $name() { $crate::rdma::run(stringify!($name), super::$name) })+
         }
     };
 }
