@@ -64,6 +64,8 @@ impl Flow {
         let max = |n: Option<std::num::NonZeroUsize>| n.map_or(8, |n| n.get());
         let id = AmId::truncate(self.number as u8);
         match kind {
+            // A device that can send nothing inline has no short messages.
+            Kind::Short if limits.max_short.is_none() => return self.send(from, ep, Kind::Bcopy, len, comp),
             Kind::Short => {
                 let data = bytes(self.number, self.sent, len.min(max(limits.max_short)));
                 let header = u64::from(self.number) << 32 | u64::from(self.sent);
@@ -71,7 +73,7 @@ impl Flow {
             }
             Kind::Bcopy => {
                 let data = bytes(self.number, self.sent, len.min(max(limits.max_bcopy)));
-                ep.am_bcopy(id, &mut |to| {
+                let _len = ep.am_bcopy(id, &mut |to| {
                     to[..data.len()].copy_from_slice(&data);
                     data.len()
                 })?;

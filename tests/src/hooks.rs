@@ -24,6 +24,15 @@ pub trait Hooks: Fabric {
 
     /// What is still alive on any device.
     fn leaks(&self) -> Vec<String>;
+
+    /// What is still alive on one device.
+    fn device_leaks(device: &Self::Device) -> Vec<String>;
+
+    /// Loses this share of the packets that arrive, in parts per million, chosen by `seed`. 0 stops it.
+    fn set_loss(device: &Self::Device, seed: u64, ppm: u32) {
+        let injector = Injector { seed, loss_ppm: ppm, ..Injector::default() };
+        Self::set_rx_filter(device, (ppm > 0).then(|| injector.into_filter()));
+    }
 }
 
 impl Hooks for Sim {
@@ -42,6 +51,11 @@ impl Hooks for Sim {
     fn leaks(&self) -> Vec<String> {
         self.net.leaks()
     }
+
+    fn device_leaks(device: &SimDevice) -> Vec<String> {
+        let live = device.live();
+        if live.is_zero() { Vec::new() } else { vec![format!("{live:?}")] }
+    }
 }
 
 impl Hooks for Soft {
@@ -59,6 +73,13 @@ impl Hooks for Soft {
 
     fn leaks(&self) -> Vec<String> {
         Vec::new()
+    }
+
+    fn device_leaks(device: &SoftDevice) -> Vec<String> {
+        match device.qps().live() {
+            0 => Vec::new(),
+            n => vec![format!("{n} queue pairs")],
+        }
     }
 }
 

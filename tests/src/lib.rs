@@ -5,7 +5,9 @@
 #![deny(missing_docs)]
 #![deny(unsafe_code)]
 
+pub mod check;
 pub mod fabric;
+pub mod fd;
 pub mod flow;
 pub mod hooks;
 pub mod packets;
@@ -25,6 +27,14 @@ macro_rules! on_fabrics {
     (sim, soft; $($name:ident),+ $(,)?) => {
         $crate::on_fabrics! { sim; $($name),+ }
         $crate::on_fabrics! { soft; $($name),+ }
+    };
+    (sim, soft; $($name:ident),+ $(,)?; only sim; $($alone:ident),+ $(,)?) => {
+        $crate::on_fabrics! { sim; $($name,)+ $($alone),+ }
+        $crate::on_fabrics! { soft; $($name),+ }
+    };
+    (sim, soft; $($name:ident),+ $(,)?; only soft; $($alone:ident),+ $(,)?) => {
+        $crate::on_fabrics! { sim; $($name),+ }
+        $crate::on_fabrics! { soft; $($name,)+ $($alone),+ }
     };
     (sim; $($name:ident),+ $(,)?) => {
         mod sim {

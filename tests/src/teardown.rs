@@ -1,10 +1,17 @@
 //! The end of a world: everything goes home. Suites call [`World::finish`] last.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use crate::{hooks::Hooks, world::World};
 
 impl<F: Hooks> World<F> {
+    /// Flushes, and runs until [`World::buffers_come_home`].
+    #[track_caller]
+    pub fn all_home(&mut self) {
+        self.settle();
+        self.buffers_come_home();
+    }
+
     /// Runs until nothing but posted receives is in use: send buffers are free, received messages delivered.
     #[track_caller]
     pub fn buffers_come_home(&mut self) {
@@ -20,7 +27,19 @@ impl<F: Hooks> World<F> {
     /// Closes everything and checks that nothing is left: address handles created and destroyed are equal in number, no
     /// device saw anything forbidden, nothing is alive on any.
     #[track_caller]
-    pub fn finish(mut self) {
+    pub fn finish(self) {
+        self.end(false);
+    }
+
+    /// [`World::finish`], and checks that nothing keeps a domain: handlers, endpoints and pools of a closed interface must
+    /// not keep one another. The test's own endpoints must be gone.
+    #[track_caller]
+    pub fn finish_and_free(self) {
+        self.end(true);
+    }
+
+    #[track_caller]
+    fn end(mut self, all_gone: bool) {
         for n in &mut self.nodes {
             n.iface = None;
         }
@@ -42,7 +61,12 @@ impl<F: Hooks> World<F> {
         self.check_violations();
         let report = self.fabric.report();
         let World { nodes, fabric, .. } = self;
-        drop(nodes);
+        for (i, n) in nodes.into_iter().enumerate() {
+            let md = n.md.clone();
+            drop(n);
+            let others = Arc::strong_count(&md) - 1;
+            assert!(others == 0 || !all_gone, "node {i}: something keeps its domain\n{report}");
+        }
         let leaks = fabric.leaks();
         assert!(leaks.is_empty(), "still alive: {leaks:?}\n{report}");
     }

@@ -36,6 +36,8 @@ pub struct NodeOptions {
     pub tuning: Tuning,
     /// Install a handler for every id that records what arrives.
     pub record: bool,
+    /// With a real progress thread: for fabrics in real time only.
+    pub progress_thread: bool,
 }
 
 /// Where every endpoint starts in tests: close to the wrap.
@@ -55,6 +57,7 @@ impl Default for NodeOptions {
             params: IfaceParams::default(),
             tuning,
             record: true,
+            progress_thread: false,
         }
     }
 }
@@ -200,7 +203,9 @@ impl<F: Fabric> World<F> {
     pub fn try_add_on(&mut self, device: Arc<F::Device>, options: &NodeOptions) -> uct::Result<usize> {
         let clock = self.fabric.clock();
         let md = Md::new(device.clone(), options.md.clone(), clock.clone(), self.fabric.executor());
-        let worker = Worker::new(WorkerParams::manual(clock)).expect("a worker");
+        let mut worker = WorkerParams::manual(clock).progress_thread(options.progress_thread);
+        worker.async_tick = options.ud.async_timer_tick;
+        let worker = Worker::new(worker).expect("a worker");
         let failures: Arc<Mutex<Vec<EpFailure>>> = Arc::default();
         let inbox: Arc<Mutex<Vec<Received>>> = Arc::default();
         let mut params = options.params.clone();
@@ -240,6 +245,16 @@ impl<F: Fabric> World<F> {
     /// Moves every node once; lets time pass if none had anything to do. Returns the number of events; `None` if nothing
     /// can happen any more.
     pub fn step(&mut self) -> Option<usize> {
+        let (events, next) = self.turn();
+        if events == 0 && !self.fabric.idle(next) {
+            return None;
+        }
+        Some(events)
+    }
+
+    /// Moves every node once. Returns the number of events, and when somebody has something to do if nothing happens
+    /// before.
+    pub fn turn(&mut self) -> (usize, Option<Time>) {
         let mut events = 0;
         let now = self.now();
         let mut next: Option<Time> = None;
@@ -266,10 +281,7 @@ impl<F: Fabric> World<F> {
                 soonest(n.worker.next_timeout());
             }
         }
-        if events == 0 && !self.fabric.idle(next) {
-            return None;
-        }
-        Some(events)
+        (events, next)
     }
 
     /// Runs until `done` says so. Fails the test, with what is known, if that takes too long or cannot happen any more.
@@ -285,11 +297,12 @@ impl<F: Fabric> World<F> {
         let end = self.now() + limit;
         let wall = Instant::now();
         while !done(self) {
-            let stepped = self.step();
+            let (events, next) = self.turn();
+            // Looked at before time passes, so that a test can say when something has happened.
             if done(self) {
                 return;
             }
-            if stepped.is_none() {
+            if events == 0 && !self.fabric.idle(next) {
                 self.fail(&format!("nothing can happen any more, and still not: {what}"));
             }
             // The wall-clock bound only catches a simulation that runs in circles.
@@ -303,7 +316,8 @@ impl<F: Fabric> World<F> {
     pub fn run_for(&mut self, time: Duration) {
         let end = self.now() + time;
         while self.now() < end {
-            if self.step().is_none() {
+            let (events, next) = self.turn();
+            if events == 0 && !self.fabric.idle(Some(next.map_or(end, |t| t.min(end)))) {
                 self.fabric.skip_to(end);
             }
         }

@@ -1,11 +1,38 @@
-//! Active messages of every kind.
+//! Active messages of every kind and size, on every kind of connection. (UCX: test_p2p_am, test_p2p_err.)
 
-use uct::AmId;
-use uct_tests::{fabric::Fabric, on_fabrics, world::World};
+use std::{io::IoSlice, sync::Arc};
 
-on_fabrics! { sim, soft; am_short_reaches_the_peer }
+use ib::config::{IfaceConfig, MdConfig};
+use parking_lot::Mutex;
+use uct::{
+    AmId, Ep, EpParams, ErrorKind, IfaceParams, Scope, SendError, SendResult, Worker, WorkerParams, config::Env,
+};
+use uct_tests::{
+    check::{Ledger, bytes, region},
+    fabric::Sim,
+    hooks::Hooks,
+    on_fabrics,
+    world::{NodeOptions, World},
+};
+use ud::UdConfig;
 
-fn am_short_reaches_the_peer<F: Fabric>(w: World<F>) {
+on_fabrics! { sim, soft;
+    am_short_reaches_the_peer,
+    every_kind_at_every_size_boundary,
+    every_kind_by_connect_to_ep,
+    every_kind_to_oneself,
+    every_kind_under_loss,
+    small_segments,
+    one_over_each_limit_names_value_and_limit,
+    several_endpoints_per_pair_keep_their_order,
+    all_ids_find_their_handler,
+    two_interfaces_of_one_domain,
+    two_interfaces_of_one_worker,
+    zcopy_memory_is_shared_until_completion;
+    only sim; a_peer_with_smaller_packets
+}
+
+fn am_short_reaches_the_peer<F: Hooks>(w: World<F>) {
     let mut w = w.nodes(2);
     let ep = w.nodes[0].connect(&w.nodes[1]);
     let id = AmId::truncate(5);
@@ -19,4 +46,368 @@ fn am_short_reaches_the_peer<F: Fabric>(w: World<F>) {
         assert_eq!((m.id, &m.data), (5, &want));
     }
     w.settle();
+    drop(ep);
+    w.finish_and_free();
+}
+
+/// Sizes where something changes: headers, the small send buffers, MTUs, the limits of the interface.
+fn sizes(max: usize, limits: &[usize]) -> Vec<usize> {
+    let mut all = vec![0, 1, 7, 8, 9, 16, 63, 64, 65];
+    for edge in [248, 256, 512 - 8, 1024 - 8, 2048 - 8, 4096 - 8].iter().chain(limits) {
+        all.extend([edge.saturating_sub(1), *edge, edge + 1]);
+    }
+    all.retain(|n| *n <= max);
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+/// Cuts `data` in `n` pieces of different lengths, some of them empty.
+fn cut(data: &[u8], n: usize) -> Vec<std::ops::Range<usize>> {
+    let mut out = Vec::new();
+    let mut at = 0;
+    for i in 0..n {
+        let end = match i {
+            _ if i + 1 == n => data.len(),
+            // Every third piece is empty.
+            _ if i % 3 == 1 => at,
+            _ => at + (data.len() - at) / 2,
+        };
+        out.push(at..end);
+        at = end;
+    }
+    out
+}
+
+/// Sends every kind at every boundary over `ep` of node `from`, and checks that node `to` gets all in order.
+fn every_kind<F: Hooks>(w: &mut World<F>, ep: &Ep, from: usize, to: usize) {
+    let am = w.nodes[from].iface().attr().am;
+    let (short, bcopy) = (am.max_short.unwrap().get(), am.max_bcopy.unwrap().get());
+    let zcopy = am.max_zcopy.unwrap().get();
+    let limits = [short, bcopy, zcopy, am.max_hdr];
+    let md = w.nodes[from].md.clone();
+    let ledger = Ledger::new();
+    let mut want: Vec<(u8, Vec<u8>)> = Vec::new();
+    let mut next = |len: usize| {
+        let n = want.len();
+        want.push(((n % 32) as u8, bytes(n as u64, len)));
+        (AmId::truncate((n % 32) as u8), want[n].1.clone())
+    };
+    for len in sizes(short, &limits) {
+        if len >= 8 {
+            let (id, data) = next(len);
+            let header = u64::from_ne_bytes(data[..8].try_into().unwrap());
+            w.send(|| ep.am_short(id, header, &data[8..]));
+        }
+        for pieces in [0, 1, 2, 5, 17] {
+            if pieces == 0 && len > 0 {
+                continue;
+            }
+            let (id, data) = next(len);
+            let iov: Vec<IoSlice<'_>> = cut(&data, pieces).into_iter().map(|r| IoSlice::new(&data[r])).collect();
+            w.send(|| ep.am_short_iov(id, &iov));
+        }
+    }
+    for len in sizes(bcopy, &limits) {
+        let (id, data) = next(len);
+        let n = w.send(|| {
+            ep.am_bcopy(id, &mut |to| {
+                assert_eq!(to.len(), bcopy, "exactly the room there is");
+                to[..data.len()].copy_from_slice(&data);
+                data.len()
+            })
+        });
+        assert_eq!(n, len);
+    }
+    for len in sizes(zcopy, &limits) {
+        for (head, pieces) in [(0, 1), (1, 1), (8, 2), (am.max_hdr, am.max_iov), (len, 0), (0, am.max_iov)] {
+            let head = head.min(len).min(am.max_hdr);
+            if pieces == 0 && head < len {
+                continue;
+            }
+            let (id, data) = next(len);
+            let r = region(&*md, &data[head..]);
+            let iov: Vec<_> = cut(&data[head..], pieces).into_iter().map(|range| r.slice(range).unwrap()).collect();
+            let comp = ledger.completion();
+            let _posted = w.send(|| ep.am_zcopy(id, &data[..head], &iov, Some(&comp)));
+        }
+    }
+    let count = want.len();
+    w.run_until("all arrive", |w| w.nodes[to].inbox.lock().len() >= count && ledger.open() == 0);
+    let got = w.nodes[to].take();
+    assert_eq!(got.len(), count);
+    for (i, ((id, data), m)) in want.iter().zip(&got).enumerate() {
+        assert_eq!((m.id, m.data.len()), (*id, data.len()), "message {i}");
+        assert!(m.data == *data, "message {i} of {} bytes is damaged", data.len());
+    }
+    assert!(ledger.all().iter().all(|r| r.is_ok()));
+}
+
+fn every_kind_at_every_size_boundary<F: Hooks>(w: World<F>) {
+    let mut w = w.nodes(2);
+    let ep = w.nodes[0].connect(&w.nodes[1]);
+    every_kind(&mut w, &ep, 0, 1);
+    w.all_home();
+    drop(ep);
+    w.finish_and_free();
+}
+
+/// Two endpoints joined by address.
+fn joined<F: Hooks>(w: &World<F>, a: usize, b: usize) -> (Ep, Ep) {
+    let (na, nb) = (&w.nodes[a], &w.nodes[b]);
+    let ea = na.iface().ep(&EpParams::unconnected()).unwrap();
+    let eb = nb.iface().ep(&EpParams::unconnected()).unwrap();
+    ea.connect(&nb.iface().device_address(), &eb.address().unwrap()).unwrap();
+    eb.connect(&na.iface().device_address(), &ea.address().unwrap()).unwrap();
+    (ea, eb)
+}
+
+fn every_kind_by_connect_to_ep<F: Hooks>(w: World<F>) {
+    let mut w = w.nodes(2);
+    let (a, b) = joined(&w, 0, 1);
+    every_kind(&mut w, &a, 0, 1);
+    every_kind(&mut w, &b, 1, 0);
+    w.all_home();
+    let e = a.connect(&w.nodes[1].iface().device_address(), &b.address().unwrap()).unwrap_err();
+    assert!(e.to_string().contains("connected already"), "{e}");
+    drop((a, b));
+    w.finish_and_free();
+}
+
+fn every_kind_to_oneself<F: Hooks>(w: World<F>) {
+    let mut w = w.nodes(1);
+    let ep = w.nodes[0].connect(&w.nodes[0]);
+    every_kind(&mut w, &ep, 0, 0);
+    w.all_home();
+    drop(ep);
+    w.finish_and_free();
+}
+
+fn every_kind_under_loss<F: Hooks>(w: World<F>) {
+    let mut w = w.nodes(2);
+    for n in &w.nodes {
+        F::set_loss(&n.device, w.seed, 50_000);
+    }
+    let ep = w.nodes[0].connect(&w.nodes[1]);
+    every_kind(&mut w, &ep, 0, 1);
+    w.all_home();
+    drop(ep);
+    w.finish_and_free();
+}
+
+fn small_segments<F: Hooks>(mut w: World<F>) {
+    // Less than a small send buffer and a receive buffer for the handshake's longest packet hold.
+    for seg in ["256", "300", "1024"] {
+        let iface = IfaceConfig::from_env(&Env::from_pairs([("UCX_IB_SEG_SIZE", seg)]), &ib::config::UD).unwrap();
+        let options = NodeOptions { iface, ..NodeOptions::default() };
+        let (a, b) = (w.add(&options), w.add(&options));
+        let am = w.nodes[a].iface().attr().am;
+        assert_eq!(am.max_bcopy.unwrap().get(), seg.parse::<usize>().unwrap() - 8);
+        let ep = w.nodes[a].connect(&w.nodes[b]);
+        every_kind(&mut w, &ep, a, b);
+    }
+    w.finish_and_free();
+}
+
+#[track_caller]
+fn refused<T: std::fmt::Debug>(r: SendResult<T>, words: &[String]) {
+    match r {
+        Err(SendError::Failed(e)) => {
+            assert_eq!((e.kind(), e.scope()), (ErrorKind::InvalidParam, Scope::Operation), "{e}");
+            for word in words {
+                assert!(e.to_string().contains(word.as_str()), "no {word:?} in: {e}");
+            }
+        }
+        other => panic!("{other:?} instead of a refusal"),
+    }
+}
+
+fn one_over_each_limit_names_value_and_limit<F: Hooks>(w: World<F>) {
+    let mut w = w.nodes(2);
+    let ep = w.nodes[0].connect(&w.nodes[1]);
+    w.send(|| ep.am_short(AmId::truncate(1), 0, b""));
+    let am = w.nodes[0].iface().attr().am;
+    let id = AmId::truncate(3);
+    let words = |a: usize, b: usize| [format!("{a}"), format!("at most {b}")];
+
+    let n = am.max_short.unwrap().get();
+    refused(ep.am_short(id, 1, &vec![0; n - 8 + 1]), &words(n + 1, n));
+    refused(ep.am_short_iov(id, &[IoSlice::new(&vec![0; n]), IoSlice::new(&[1])]), &words(n + 1, n));
+    let n = am.max_bcopy.unwrap().get();
+    refused(ep.am_bcopy(id, &mut |to| to.len() + 1), &words(n + 1, n));
+    refused(ep.am_bcopy(id, &mut |_| usize::MAX), &words(usize::MAX, n));
+
+    let n = am.max_zcopy.unwrap().get();
+    let r = region(&*w.nodes[0].md, &vec![1; n + 1]);
+    let all = [r.slice(0..n + 1).unwrap()];
+    let ledger = Ledger::new();
+    let comp = ledger.completion();
+    refused(ep.am_zcopy(id, &[], &all, Some(&comp)), &words(n + 1, n));
+    refused(ep.am_zcopy(id, &[1], &[r.slice(0..n).unwrap()], Some(&comp)), &words(n + 1, n));
+    refused(ep.am_zcopy(id, &vec![0; am.max_hdr + 1], &[], Some(&comp)), &words(am.max_hdr + 1, am.max_hdr));
+    let iov: Vec<_> = (0..am.max_iov + 1).map(|i| r.slice(i..i + 1).unwrap()).collect();
+    refused(ep.am_zcopy(id, &[], &iov, Some(&comp)), &words(am.max_iov + 1, am.max_iov));
+    assert_eq!(ledger.fired(), 0);
+    drop(comp);
+    // Nobody counted: the completion belongs to no operation.
+    assert_eq!(ledger.all(), [Ok(())]);
+    let e = AmId::new(32).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::InvalidParam);
+    assert!(r.slice(0..n + 2).is_err());
+
+    // And nothing was harmed.
+    w.send(|| ep.am_short(AmId::truncate(2), 0, b""));
+    w.all_home();
+    let ids: Vec<u8> = w.nodes[1].take().iter().map(|m| m.id).collect();
+    assert_eq!(ids, [1, 2]);
+    drop((ep, all, iov, r));
+    w.finish_and_free();
+}
+
+fn several_endpoints_per_pair_keep_their_order<F: Hooks>(w: World<F>) {
+    let mut w = w.nodes(2);
+    let eps: Vec<(usize, Ep)> = (0..8).map(|i| (i % 2, w.nodes[i % 2].connect(&w.nodes[1 - i % 2]))).collect();
+    let rounds = 150u64;
+    for r in 0..rounds {
+        for (i, (_, ep)) in eps.iter().enumerate() {
+            w.send(|| ep.am_short(AmId::truncate(i as u8), r, b""));
+        }
+    }
+    w.run_until("all arrive", |w| w.nodes.iter().all(|n| n.inbox.lock().len() == 4 * rounds as usize));
+    for to in 0..2 {
+        let got = w.nodes[to].take();
+        for i in (0..8usize).filter(|i| i % 2 != to) {
+            let mine: Vec<_> = got.iter().filter(|m| m.id == i as u8).collect();
+            assert!(mine.iter().enumerate().all(|(k, m)| m.data == (k as u64).to_ne_bytes()), "order of endpoint {i}");
+            // One number for all messages of an endpoint, another for each endpoint.
+            assert!(mine.iter().all(|m| m.ep == mine[0].ep));
+            assert!(got.iter().all(|m| m.id == i as u8 || m.ep != mine[0].ep));
+        }
+    }
+    w.all_home();
+    drop(eps);
+    w.finish_and_free();
+}
+
+fn all_ids_find_their_handler<F: Hooks>(w: World<F>) {
+    let mut w = w.nodes(2);
+    let ep = w.nodes[0].connect(&w.nodes[1]);
+    for id in (0..32).rev() {
+        w.send(|| ep.am_short_iov(AmId::new(id).unwrap(), &[IoSlice::new(&[id])]));
+    }
+    w.run_until("all arrive", |w| w.nodes[1].inbox.lock().len() == 32);
+    for (i, m) in w.nodes[1].take().iter().enumerate() {
+        assert_eq!((m.id, &m.data[..]), (31 - i as u8, &[m.id][..]));
+    }
+    w.settle();
+    drop(ep);
+    w.finish_and_free();
+}
+
+fn two_interfaces_of_one_domain<F: Hooks>(w: World<F>) {
+    let mut w = w.nodes(1);
+    // A second interface on the first one's domain, moved by a worker of its own.
+    let n = &w.nodes[0];
+    let worker = Worker::new(WorkerParams::manual(w.fabric.clock())).unwrap();
+    let (params, tuning) = (IfaceParams::default(), NodeOptions::default().tuning);
+    let two =
+        ud::open(&n.md, &worker, 1, &params, IfaceConfig::default(), UdConfig::default(), &tuning).expect("a second");
+    let inbox: Arc<Mutex<Vec<Vec<u8>>>> = Arc::default();
+    let i = inbox.clone();
+    two.on_am(AmId::truncate(1), move |m| i.lock().push(m.data().to_vec())).unwrap();
+    two.progress_enable(true);
+    assert_ne!(n.iface().iface_address(), two.iface_address());
+
+    let there = n.iface().ep(&EpParams::to_iface(&two.device_address(), &two.iface_address())).unwrap();
+    let back = two.ep(&EpParams::to_iface(&n.iface().device_address(), &n.iface().iface_address())).unwrap();
+    for i in 0..100u64 {
+        w.send(|| {
+            worker.progress();
+            there.am_short(AmId::truncate(1), i, b"")
+        });
+        w.send(|| {
+            worker.progress();
+            back.am_short(AmId::truncate(2), i, b"")
+        });
+    }
+    let done = |w: &World<F>| {
+        worker.progress();
+        inbox.lock().len() == 100 && w.nodes[0].inbox.lock().len() == 100
+    };
+    w.run_until("both ways", done);
+    assert!(inbox.lock().iter().enumerate().all(|(i, d)| *d == (i as u64).to_ne_bytes()));
+    // One address handle: the cache is the domain's.
+    assert_eq!(w.nodes[0].md.ah_cache().stats().created, 1);
+    drop((there, back, two));
+    w.finish_and_free();
+}
+
+fn two_interfaces_of_one_worker<F: Hooks>(w: World<F>) {
+    let mut w = w.nodes(2);
+    let n = &w.nodes[0];
+    let md = ib::md::Md::new(w.fabric.device(), MdConfig::default(), w.fabric.clock(), w.fabric.executor());
+    let (params, tuning) = (IfaceParams::default(), NodeOptions::default().tuning);
+    let two = ud::open(&md, &n.worker, 1, &params, IfaceConfig::default(), UdConfig::default(), &tuning).unwrap();
+    two.progress_enable(true);
+    two.progress_enable(true);
+    let peer = &w.nodes[1];
+    let ep = two.ep(&EpParams::to_iface(&peer.iface().device_address(), &peer.iface().iface_address())).unwrap();
+    let other = n.connect(peer);
+    for i in 0..50 {
+        w.send(|| {
+            md.ah_cache().run_jobs();
+            ep.am_short(AmId::truncate(1), i, b"")
+        });
+        w.send(|| other.am_short(AmId::truncate(2), i, b""));
+    }
+    w.run_until("all arrive", |w| w.nodes[1].inbox.lock().len() == 100);
+    // Without progress nothing moves on it, and with it again everything does.
+    two.progress_enable(false);
+    w.run_until("its window fills", |_| matches!(ep.am_short(AmId::truncate(1), 0, b""), Err(SendError::NoResource)));
+    two.progress_enable(true);
+    w.send(|| ep.am_short(AmId::truncate(1), 1, b""));
+    w.settle();
+    drop((ep, other, two, md));
+    w.finish_and_free();
+}
+
+fn zcopy_memory_is_shared_until_completion<F: Hooks>(w: World<F>) {
+    let mut w = w.nodes(2);
+    let ep = w.nodes[0].connect(&w.nodes[1]);
+    let mut r = region(&*w.nodes[0].md, b"abcdef");
+    let ledger = Ledger::new();
+    let comp = ledger.completion();
+    let slice = r.slice(2..5).unwrap();
+    let _posted = w.send(|| ep.am_zcopy(AmId::truncate(9), b"<", std::slice::from_ref(&slice), Some(&comp)));
+    drop((comp, slice));
+    assert!(r.bytes_mut().is_none(), "an operation in flight may read it");
+    w.run_until("it completes", |_| ledger.open() == 0);
+    w.run_until("the memory is back", |_| r.bytes_mut().is_some());
+    assert_eq!(w.nodes[1].take()[0].data, b"<cde");
+    drop((ep, r));
+    w.finish_and_free();
+}
+
+fn a_peer_with_smaller_packets(w: World<Sim>) {
+    let mut w = w.nodes(1);
+    let mut config = w.fabric.config();
+    config.mtu = ib::types::Mtu::M1024;
+    w.fabric.next_config = Some(config);
+    w.add(&NodeOptions::default());
+    let ep = w.nodes[0].connect(&w.nodes[1]);
+    let id = AmId::truncate(1);
+    w.send(|| ep.am_bcopy(id, &mut |_| 1024 - 8));
+    refused(ep.am_bcopy(id, &mut |_| 1024 - 8 + 1), &["at most 1016".into()]);
+    let r = region(&*w.nodes[0].md, &[0; 1017]);
+    let s = [r.slice(0..1017).unwrap()];
+    refused(ep.am_zcopy(id, &[], &s, None), &["at most 1016".into()]);
+    // The endpoint is as good as before, and nothing is lost on the way.
+    for _ in 0..1500 {
+        refused(ep.am_bcopy(id, &mut |_| 2000), &["at most 1016".into()]);
+    }
+    w.send(|| ep.am_bcopy(id, &mut |_| 3));
+    w.run_until("both arrive", |w| w.nodes[1].inbox.lock().len() == 2);
+    w.all_home();
+    drop((ep, s, r));
+    w.finish_and_free();
 }

@@ -25,6 +25,7 @@ on_fabrics! { sim, soft;
     connect_ep_to_ep,
     connect_to_itself,
     crossing_rounds,
+    an_ack_that_overtakes_the_crep_is_no_answer,
 }
 
 fn quick() -> NodeOptions {
@@ -328,5 +329,24 @@ fn crossing_rounds<F: Hooks>(w: World<F>) {
     rounds(&mut w, 50, few);
     assert!(w.total("ep.restarts") == 0 && w.total("ep.failures") == 0);
     w.buffers_come_home();
+    w.finish();
+}
+
+/// The peer has the request, but its answer is lost again and again, while other packets of the peer acknowledge the
+/// request: the endpoint goes on asking, and fails in the end.
+fn an_ack_that_overtakes_the_crep_is_no_answer<F: Hooks>(mut w: World<F>) {
+    let mut o = quick();
+    o.ud.timeout = Duration::from_millis(60);
+    w.add(&o);
+    w.add(&quick());
+    F::set_tx_filter(&w.nodes[1].device, Some(lose_first("CREP", u32::MAX)));
+    let a = w.nodes[0].connect(&w.nodes[1]);
+    w.run_until("the endpoint is given up", |w| !w.nodes[0].failures.lock().is_empty());
+    assert_eq!(w.nodes[0].failures.lock().len(), 1);
+    F::set_tx_filter(&w.nodes[1].device, None);
+    drop(a);
+    let b = w.nodes[0].connect(&w.nodes[1]);
+    talk(&mut w, 0, 1, &[&b], 0);
+    w.settle();
     w.finish();
 }

@@ -195,6 +195,13 @@ impl HandlerTable {
         old
     }
 
+    /// Removes all. The old table is returned, to be dropped with no lock held.
+    pub fn clear(&self) -> Arc<[HandlerEntry; AmId::COUNT]> {
+        let old = std::mem::replace(&mut *self.current.lock(), Arc::new([const { None }; AmId::COUNT]));
+        self.generation.fetch_add(1, Ordering::Release);
+        old
+    }
+
     /// Changes with every [`HandlerTable::set`]: a cheap way to see that a snapshot is old.
     pub fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)

@@ -180,8 +180,8 @@ pub trait Endpoint: Send + Sync {
 /// The handle of an endpoint. Dropping it destroys the endpoint.
 ///
 /// Destroying returns queued pending requests (they are dropped), settles every outstanding completion with `Canceled`
-/// before it returns (from inside a callback: when that batch of callbacks is over), and calls nothing of the user's
-/// afterwards. What was accepted before is still delivered: the transport keeps the endpoint's record, resending and
+/// before it returns (from inside a callback: when that batch of callbacks is over; from inside an async handler: in the
+/// next `progress`), and calls nothing of the user's afterwards. What was accepted before is still delivered: the transport keeps the endpoint's record, resending and
 /// acknowledging, until the peer has everything and the linger time is over. It never blocks.
 pub struct Ep {
     inner: Arc<dyn Endpoint>,

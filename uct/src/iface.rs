@@ -234,13 +234,15 @@ pub trait Interface: Send + Sync {
     /// `Unsupported` without [`Caps::EVENT_FD`].
     fn arm(&self, events: Events) -> Result<Arm>;
 
-    /// As `arm`, from the progress thread: `Busy` only if the device has something, not for what waits for the user.
-    fn arm_async(&self) -> Result<Arm> {
-        self.arm(Events::RECV | Events::SEND_COMP)
-    }
-
     /// An fd for `poll` and `epoll`; never read or written by the user.
     fn event_fd(&self) -> Option<RawFd>;
+
+    /// [`Interface::arm`] for the progress thread: arms for everything and gives an fd for this thread alone, so that the
+    /// thread and a user who sleeps do not take each other's wake-ups. Work that only the user's thread may do does not
+    /// count as `Busy`. `None` if there are no events: then the thread looks at every tick.
+    fn arm_async(&self) -> Option<(RawFd, Arm)> {
+        None
+    }
 
     /// Counters, by name, in a fixed order.
     fn counters(&self) -> Vec<Counter>;

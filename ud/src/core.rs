@@ -59,7 +59,8 @@ pub(crate) struct Core<D: Device> {
     pub(crate) iface_config: IfaceConfig,
     pub(crate) limits: Limits,
     pub(crate) handlers: HandlerTable,
-    pub(crate) error_handler: Option<ErrorHandler>,
+    /// Taken away when the interface is closed, as the handlers are: what they hold may hold us.
+    pub(crate) error_handler: Mutex<Option<ErrorHandler>>,
     pub(crate) rx_headroom: usize,
     pub(crate) returns: Arc<Returns>,
     pub(crate) desc_pool: Arc<dyn DescPool>,
@@ -92,6 +93,8 @@ pub(crate) struct State<D: Device> {
     pub(crate) delivery: Option<Box<Delivery>>,
     /// Who delivers.
     pub(crate) delivering_on: Option<ThreadMark>,
+    /// What the interface left behind that was closed inside a callback, for the end of that batch.
+    pub(crate) orphans: Vec<Later>,
 }
 
 /// What ends with the interface.
@@ -127,6 +130,8 @@ pub(crate) struct Live<D: Device> {
     pub(crate) later: Vec<Later>,
     pub(crate) counters: Counters,
     pub(crate) idle_rounds: u32,
+    /// The last send when a report was last asked for out of turn.
+    pub(crate) nudged_at: u64,
 }
 
 /// Counters of the glue; the engine and the device have their own.
@@ -198,33 +203,43 @@ impl<D: Device> Core<D> {
         match &mut st.live {
             Some(live) => {
                 live.rx.free_mut().append(&mut d.used);
-                // Left over only if a handler panicked: the messages keep their place before newer ones.
+                // Left over only if a callback panicked: all keeps its place before what is newer.
+                live.rx.free_mut().extend(d.current.take());
                 for r in d.batch.drain(..).rev() {
                     live.ready.push_front(r);
                 }
                 live.tx.ring(&mut live.qp);
-                let later = std::mem::take(&mut live.later);
+                let mut later = std::mem::take(&mut live.later);
+                if !d.later.is_empty() {
+                    later = d.later.drain(..).chain(later).collect();
+                }
                 st.delivery = Some(d);
                 later
             }
             None => {
+                let orphans = std::mem::take(&mut st.orphans);
                 drop(guard);
                 drop(d);
-                Vec::new()
+                orphans
             }
         }
     }
 
-    /// Keeps things for the next progress; without an interface they end here.
+    /// Keeps things for the next progress; without an interface there is none, and they are done here.
     pub(crate) fn put_back_later(&self, later: Vec<Later>) {
         let mut st = self.state.lock();
         match &mut st.live {
             Some(live) => live.later.extend(later),
             None => {
                 drop(st);
-                drop(later);
+                self.run_later(later);
             }
         }
+    }
+
+    /// True if the user has a handle of this endpoint.
+    pub(crate) fn has_ep(&self, ep: EpId) -> bool {
+        self.state.lock().live.as_ref().is_some_and(|live| live.eps.contains_key(&ep))
     }
 
     /// True on the thread that is inside a callback of this interface.

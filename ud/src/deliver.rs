@@ -41,13 +41,13 @@ pub(crate) enum Later {
     /// Let go of regions.
     Regions(#[allow(dead_code)] Box<[MemSlice]>),
     /// Let go of requests.
-    Pending(#[allow(dead_code)] VecDeque<PendingFn>),
+    Pending(EpId, #[allow(dead_code)] VecDeque<PendingFn>),
 }
 
 impl Later {
-    /// True for what must not fire after the endpoint was destroyed.
+    /// True for what must not be left when the endpoint was destroyed.
     pub(crate) fn belongs_to(&self, id: EpId) -> bool {
-        matches!(self, Later::Complete(ep, ..) | Later::Failure(ep, _) if *ep == id)
+        matches!(self, Later::Complete(ep, ..) | Later::Failure(ep, _) | Later::Pending(ep, _) if *ep == id)
     }
 
     /// Does it. `failed_peer` learns which endpoint's peer the error handler wants to fail as a whole.
@@ -55,15 +55,20 @@ impl Later {
         match self {
             Later::Complete(_, token, result) => token.settle(result),
             Later::Settle(token, result) => token.settle(result),
-            Later::Failure(ep, failure) => match &core.error_handler {
-                Some(h) => {
-                    if h(&failure) == FailureAction::WholePeer {
-                        failed_peer.push(ep);
+            // A callback before this one may have destroyed it: then nobody wants to know.
+            Later::Failure(ep, _) if !core.has_ep(ep) => {}
+            Later::Failure(ep, failure) => {
+                let handler = core.error_handler.lock().clone();
+                match handler {
+                    Some(h) => {
+                        if h(&failure) == FailureAction::WholePeer {
+                            failed_peer.push(ep);
+                        }
                     }
+                    None => tracing::warn!("{}", failure.error),
                 }
-                None => tracing::warn!("{}", failure.error),
-            },
-            Later::Regions(_) | Later::Pending(_) => {}
+            }
+            Later::Regions(_) | Later::Pending(..) => {}
         }
     }
 }
@@ -82,7 +87,9 @@ impl ThreadMark {
 /// The right to deliver, and its working memory.
 pub(crate) struct Delivery {
     pub(crate) batch: VecDeque<Ready>,
-    pub(crate) later: Vec<Later>,
+    pub(crate) later: VecDeque<Later>,
+    /// The message that is with its handler.
+    pub(crate) current: Option<Buf>,
     /// Buffers that were not kept.
     pub(crate) used: Vec<Buf>,
     handlers: Arc<[HandlerEntry; AmId::COUNT]>,
@@ -93,19 +100,22 @@ impl Delivery {
     pub(crate) fn new<D: Device>(core: &Core<D>) -> Box<Self> {
         Box::new(Delivery {
             batch: VecDeque::new(),
-            later: Vec::new(),
+            later: VecDeque::new(),
+            current: None,
             used: Vec::new(),
             generation: core.handlers.generation(),
             handlers: core.handlers.snapshot(),
         })
     }
 
-    fn refresh<D: Device>(&mut self, core: &Core<D>) {
+    /// Takes the table that is in force. The one before comes back, to be dropped where user code may run.
+    pub(crate) fn refresh<D: Device>(&mut self, core: &Core<D>) -> Option<Arc<[HandlerEntry; AmId::COUNT]>> {
         let generation = core.handlers.generation();
-        if generation != self.generation {
-            self.generation = generation;
-            self.handlers = core.handlers.snapshot();
+        if generation == self.generation {
+            return None;
         }
+        self.generation = generation;
+        Some(std::mem::replace(&mut self.handlers, core.handlers.snapshot()))
     }
 }
 
@@ -139,25 +149,23 @@ impl<'a, D: Device> Delivering<'a, D> {
             && let Some(Ready { buf, len, am_id, ep }) = d.batch.pop_front()
         {
             n += 1;
-            d.refresh(self.core);
-            let mut slot = Some(buf);
+            drop(d.refresh(self.core));
+            let front = buf.front_len();
+            d.current = Some(buf);
             // If the handler replaces the table it is called from, this reference keeps the old one alive.
             match &d.handlers[am_id as usize & (AmId::COUNT - 1)] {
                 Some((handler, _)) => {
-                    let front = slot.as_ref().map_or(0, Buf::front_len);
                     let place = AmPlace {
                         offset: front + GRH_LEN + NETH_LEN,
                         len: len as usize,
                         headroom: self.core.rx_headroom,
                     };
-                    let msg = AmMessage::new(&mut slot, &self.core.desc_pool, place, u64::from(ep.wire_id()));
+                    let msg = AmMessage::new(&mut d.current, &self.core.desc_pool, place, u64::from(ep.wire_id()));
                     handler(msg);
                 }
                 None => self.core.no_handler(am_id, len),
             }
-            if let Some(buf) = slot {
-                d.used.push(buf);
-            }
+            d.used.extend(d.current.take());
         }
         n
     }
@@ -168,7 +176,7 @@ impl<'a, D: Device> Delivering<'a, D> {
         let mut failed_peer = Vec::new();
         let mut n = 0;
         // Callbacks put new work into the state, not in here, so this ends.
-        for l in d.later.drain(..) {
+        while let Some(l) = d.later.pop_front() {
             n += 1;
             l.run(self.core, &mut failed_peer);
         }

@@ -247,14 +247,17 @@ impl<D: Device> Endpoint for EpShared<D> {
         };
         // Without a live interface its buffers go where they belong, to the heap.
         let Some(live) = &mut st.live else { return Err(self.core.closed_error().into()) };
-        match begun {
+        let sent = match begun {
             Ok(begun) => live.send(&self.core, begun, (self.id, buf, NETH_LEN + n), None, None).map(|()| n),
             Err(e) => {
-                live.engine.unreserve(self.id);
                 live.put_send_buf(buf);
                 Err(e)
             }
+        };
+        if sent.is_err() {
+            live.engine.unreserve(self.id);
         }
+        sent
     }
 
     fn am_zcopy(&self, id: AmId, header: &[u8], iov: &[MemSlice], comp: Option<&Completion>) -> SendResult<Posted> {
@@ -337,7 +340,8 @@ impl<D: Device> Endpoint for EpShared<D> {
                 return Err(PendingRefused::Failed(request, e));
             }
         };
-        if let Some(e) = live.eps.get(&self.id).and_then(|r| r.failed.clone()) {
+        let never = live.refusal(self.id).map(|r| self.refused(live, r));
+        if let Some(SendError::Failed(e)) = never {
             drop(st);
             return Err(PendingRefused::Failed(request, e));
         }
@@ -395,8 +399,11 @@ impl<D: Device> Endpoint for EpShared<D> {
         let mut guard = self.core.state.lock();
         let st = &mut *guard;
         let live = self.usable(st)?;
+        live.touch_clock(&self.core);
         let now = live.now;
         live.engine.invalidate(now, self.id);
+        // Settled and reported by the next progress, which whoever sleeps is told of.
+        live.pump(&self.core);
         Ok(())
     }
 
@@ -411,12 +418,13 @@ impl<D: Device> Endpoint for EpShared<D> {
     fn close_ep(self: Arc<Self>, comp: Option<Completion>) {
         let mut guard = self.core.state.lock();
         let st = &mut *guard;
-        if self.closed.swap(true, Ordering::Relaxed) {
+        let was_closed = self.closed.swap(true, Ordering::Relaxed);
+        let Some(live) = st.live.as_mut().filter(|_| !was_closed) else {
             drop(guard);
-            return;
-        }
-        let Some(live) = &mut st.live else {
-            drop(guard);
+            // What was accepted was given up with the interface.
+            if let Some(c) = &comp {
+                c.token().settle(Err(ErrorKind::Closed));
+            }
             return;
         };
         let requests = live.pending.purge(self.id, false);

@@ -23,7 +23,7 @@ use ib::{
 use parking_lot::Mutex;
 use uct::{
     AmId, Blame, Completion, Endpoint, EpParams, Error, ErrorKind, FlushMode, Iface, IfaceAttr, IfaceParams, Posted,
-    Result, Scope, SendResult, Time, Worker,
+    Result, Scope, SendError, SendResult, Time, Worker,
     am::{AmHandler, DescPool, HandlerKind, HandlerTable},
     iface::{Arm, Caps, Counter, Events, Interface},
     mem::ArenaLayout,
@@ -44,6 +44,9 @@ use crate::{
 
 /// What UCX's transport of the same wire format is called.
 pub const TRANSPORT: &str = "ud_verbs";
+
+/// What a port counts for that does not tell its speed: 10 Gbit/s.
+const UNKNOWN_BANDWIDTH_BPS: f64 = 1.25e9;
 
 /// UCX's zero-copy descriptor: the limit for headers leaves room for it.
 const ZCOPY_DESC_LEN: usize = 136;
@@ -152,7 +155,9 @@ impl<D: Device> Core<D> {
         let incarnation = tuning.incarnation.unwrap_or_else(random_u64);
         let device_addr = port.device_addr(incarnation, wire_features());
         let mut attr = describe(&name, &port, &device_addr, &limits, &caps);
-        attr.bandwidth_bps = device.query_port(port.port).map_or(0.0, |p| p.bandwidth_bps);
+        // Loopback has no speed to report; libraries divide by this.
+        let speed = device.query_port(port.port).map_or(0.0, |p| p.bandwidth_bps);
+        attr.bandwidth_bps = if speed > 0.0 { speed } else { UNKNOWN_BANDWIDTH_BPS };
 
         let features = tuning.features.unwrap_or(Features::all());
         let mut engine_config = EngineConfig {
@@ -222,8 +227,9 @@ impl<D: Device> Core<D> {
             later: Vec::new(),
             counters: Counters::default(),
             idle_rounds: 0,
+            nudged_at: 0,
         };
-        let state = State { live: Some(live), delivery: None, delivering_on: None };
+        let state = State { live: Some(live), delivery: None, delivering_on: None, orphans: Vec::new() };
         let core = Arc::new_cyclic(|me| Core {
             me: me.clone(),
             md: md.clone(),
@@ -236,7 +242,7 @@ impl<D: Device> Core<D> {
             iface_config,
             limits,
             handlers: HandlerTable::new(),
-            error_handler: params.error_handler.clone(),
+            error_handler: Mutex::new(params.error_handler.clone()),
             rx_headroom: params.rx_headroom,
             returns,
             desc_pool,
@@ -286,6 +292,8 @@ impl<D: Device> Core<D> {
         let mut guard = self.state.lock();
         let st = &mut *guard;
         let Some(mut live) = st.live.take() else { return };
+        let in_callback = self.in_callback(st);
+        let delivery = st.delivery.take();
         live.now = self.clock.now();
         for ep in live.engine.ep_ids().collect::<Vec<_>>() {
             live.give_up(self, ep, true);
@@ -298,7 +306,7 @@ impl<D: Device> Core<D> {
         drop(guard);
 
         let mut later = std::mem::take(&mut live.later);
-        later.push(Later::Pending(live.pending.purge_all()));
+        let requests = live.pending.purge_all();
         for (token, _) in live.flushes.drain(..) {
             later.push(Later::Settle(token, Err(ErrorKind::Canceled)));
         }
@@ -306,13 +314,21 @@ impl<D: Device> Core<D> {
         drop(qp);
         // Now no posted send can name an address handle or read a buffer.
         for r in tx.into_retired() {
-            if let Retired::Regions(iov) = r {
-                later.push(Later::Regions(iov));
+            match r {
+                Retired::Regions(iov) => later.push(Later::Regions(iov)),
+                Retired::Buf(_) => {}
             }
         }
         drop((engine, resolving, wcs, ready));
         drop((small, large, rx));
+        if in_callback {
+            // As with destroy: nothing of the user's is called inside a callback of his.
+            self.state.lock().orphans.append(&mut later);
+        }
         self.run_later(later);
+        drop(requests);
+        // Handlers may hold endpoints of this interface, which hold it. They end last: settling was theirs to see.
+        drop((self.handlers.clear(), delivery, self.error_handler.lock().take()));
     }
 }
 
@@ -452,8 +468,14 @@ impl<D: Device> Interface for Core<D> {
     }
 
     fn set_am_handler(&self, id: AmId, handler: Option<AmHandler>, kind: HandlerKind) -> Result<()> {
+        if self.closed.load(Ordering::Acquire) {
+            return Err(self.closed_error());
+        }
+        let old = self.handlers.set(id, handler.map(|h| (h, kind)));
+        // Also out of the table that the next delivery would start with.
+        let table = self.state.lock().delivery.as_mut().and_then(|d| d.refresh(self));
         // Dropped here, with no lock held: it is the user's.
-        drop(self.handlers.set(id, handler.map(|h| (h, kind))));
+        drop((old, table));
         Ok(())
     }
 
@@ -463,6 +485,10 @@ impl<D: Device> Interface for Core<D> {
         let live = st.live(self)?;
         if let Some(e) = &live.failed {
             return Err(e.clone().into());
+        }
+        if mode == FlushMode::Local && live.has_pending() {
+            // Flushed now, they would be missing: as on an endpoint, they go first.
+            return Err(SendError::NoResource);
         }
         live.touch_clock(self);
         let now = live.now;
@@ -575,22 +601,19 @@ impl<D: Device> Interface for Core<D> {
         let st = &mut *guard;
         let live = st.live(self)?;
         self.user_wake.arm();
-        if !live.ready.is_empty()
-            || !live.later.is_empty()
-            || live.pending.line_len() > 0
-            || self.resolutions.load(Ordering::SeqCst)
-        {
+        if live.has_user_work() || self.resolutions.load(Ordering::SeqCst) {
             return Ok(Arm::Busy);
         }
         self.arm_device(live, events)
     }
 
-    fn arm_async(&self) -> Result<Arm> {
-        // What waits for the user is no reason for the progress thread to stay awake.
-        match self.state.lock().live(self) {
-            Ok(live) => self.arm_device(live, Events::RECV | Events::SEND_COMP),
-            Err(e) => Err(e),
-        }
+    fn arm_async(&self) -> Option<(RawFd, Arm)> {
+        // What waits for the user is no reason for the progress thread to stay awake, nor is the user's fd, which stays
+        // readable until he looks.
+        let mut guard = self.state.lock();
+        let live = guard.live.as_mut()?;
+        let fd = live.qp.event_fd()?;
+        Some((fd, self.arm_device(live, Events::RECV | Events::SEND_COMP).ok()?))
     }
 
     fn event_fd(&self) -> Option<RawFd> {

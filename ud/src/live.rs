@@ -20,7 +20,7 @@ use crate::{
     pools::SMALL_LEN,
     proto::{
         Begun, CreqInfo, EpId, Event, ExtCaps, FailDetail, Features, Outstanding, PeerCaps, Refused, RxMeta, RxVerdict,
-        TransmitKind,
+        SendKind, TransmitKind,
     },
     tx::{Link, PostFlags, Retired},
 };
@@ -75,6 +75,9 @@ impl<D: Device> Live<D> {
             }
         }
         self.refill(core);
+        if events == 0 && self.tx.wants_signal() {
+            self.nudge();
+        }
         self.pump(core);
         self.tx.ring(&mut self.qp);
         // What the user sends next leaves at once: it may be the answer a peer waits for.
@@ -103,6 +106,7 @@ impl<D: Device> Live<D> {
         while let Some(r) = self.tx.next_released() {
             self.recycle(r);
         }
+        self.tx.release_links();
         self.finish_flushes();
     }
 
@@ -306,6 +310,21 @@ impl<D: Device> Live<D> {
         }
     }
 
+    /// The queue is quiet, and something waits for the report of a send that asked for none. Sends an ack to anybody, which
+    /// repeats what they know, and asks for its report: the queue is served in order. Without anybody to send to there is
+    /// nothing that waits, see [`Engine::send_farewell`](crate::proto::Engine::send_farewell), but what a failed endpoint left.
+    fn nudge(&mut self) {
+        let last = self.tx.next_serial() - 1;
+        if std::mem::replace(&mut self.nudged_at, last) == last {
+            return;
+        }
+        let usable = |ep: &EpId| self.engine.link(*ep).is_some_and(|l| !l.ah.is_poisoned());
+        let candidate = self.engine.ep_ids().find(|ep| usable(ep) && self.engine.is_connected(*ep));
+        if let Some(ep) = candidate {
+            self.engine.repeat_ack(ep);
+        }
+    }
+
     /// Sends what the engine wants to send. Returns how many packets.
     fn transmit(&mut self, core: &Core<D>) -> usize {
         let mut sent = 0;
@@ -426,6 +445,21 @@ impl<D: Device> Live<D> {
         }
     }
 
+    /// True if something waits for the user's `progress`.
+    pub(crate) fn has_user_work(&self) -> bool {
+        !self.ready.is_empty() || !self.later.is_empty() || self.pending.line_len() > 0
+    }
+
+    /// True if requests are queued that may run some day: those of failed endpoints wait for the user to purge them.
+    pub(crate) fn has_pending(&self) -> bool {
+        self.pending.eps().any(|ep| self.refusal(ep).is_none())
+    }
+
+    /// Why the endpoint will never send again, if that is so.
+    pub(crate) fn refusal(&self, ep: EpId) -> Option<Refused> {
+        self.engine.begin_send(ep, 0, 0, SendKind::Copy, false).err().filter(|r| *r != Refused::NoResource)
+    }
+
     /// Gives up what a message that was being packed had reserved.
     pub(crate) fn unreserve(&mut self, ep: EpId) {
         self.engine.unreserve(ep);
@@ -443,7 +477,11 @@ impl<D: Device> Live<D> {
             match event {
                 Event::Done { op, result, serial } => self.finish_op(core, op, result, serial),
                 Event::Writable(ep) => self.pending.enter_line(ep),
-                Event::Connected(ep) => tracing::debug!("{}: ep {:#x} connected", core.attr.device, ep.wire_id()),
+                Event::Connected(ep) => {
+                    tracing::debug!("{}: ep {:#x} connected", core.attr.device, ep.wire_id());
+                    // Requests that were queued before it led anywhere.
+                    self.pending.enter_line(ep);
+                }
                 Event::Resolve { ep, passive } => {
                     let origin = if passive { Origin::Stranger } else { Origin::Local };
                     // A failure reaches the endpoint through the engine.
@@ -453,7 +491,7 @@ impl<D: Device> Live<D> {
                 Event::Stalled(ep) => self.stalled(core, ep),
                 Event::Freed { link, serial, .. } => {
                     if let Some(link) = link {
-                        self.tx.retire(serial, Retired::Link(link));
+                        self.tx.retire_link(serial, link);
                     }
                 }
                 Event::ReleaseHeld(buf) => self.rx.put(buf),
@@ -512,6 +550,10 @@ impl<D: Device> Live<D> {
     pub(crate) fn resolve(&mut self, core: &Core<D>, ep: EpId, origin: Origin) -> Result<(), Error> {
         let Some((attr, qpn, _)) = self.engine.peer(ep) else { return Ok(()) };
         let (attr, qpn) = (*attr, Qpn::truncate(qpn));
+        if origin == Origin::Local {
+            // What the device has told already counts for new endpoints, whoever has not looked yet.
+            core.md.poll_events();
+        }
         let options = match origin {
             Origin::Local => GetOptions::local("ud endpoint"),
             Origin::Stranger => GetOptions::stranger("ud passive endpoint"),
@@ -550,7 +592,7 @@ impl<D: Device> Live<D> {
         };
         if let Some(old) = old {
             let last = self.tx.next_serial() - 1;
-            self.tx.retire(last, Retired::Link(old));
+            self.tx.retire_link(last, old);
         }
     }
 
@@ -603,9 +645,12 @@ impl<D: Device> Live<D> {
     pub(crate) fn destroy(&mut self, core: &Core<D>, ep: EpId) {
         let requests = self.pending.purge(ep, true);
         if !requests.is_empty() {
-            self.later.push(Later::Pending(requests));
+            self.later.push(Later::Pending(ep, requests));
         }
         self.eps.remove(&ep);
+        if self.tx.is_last_unreported() {
+            self.engine.send_farewell(ep);
+        }
         self.give_up(core, ep, false);
     }
 
@@ -632,9 +677,8 @@ impl<D: Device> Live<D> {
         if keep_ep { self.engine.cancel(self.now, ep, visit) } else { self.engine.destroy(self.now, ep, visit) }
     }
 
-    fn recycle(&mut self, r: Retired<D>) {
+    fn recycle(&mut self, r: Retired) {
         match r {
-            Retired::Link(link) => drop(link),
             Retired::Buf(buf) => self.put_send_buf(buf),
             Retired::Regions(iov) => self.later.push(Later::Regions(iov)),
         }
@@ -710,6 +754,16 @@ fn ext_caps(t: Trailer) -> ExtCaps {
 pub(crate) fn refused<D: Device>(core: &Core<D>, live: &Live<D>, ep: EpId, r: Refused) -> SendError {
     match r {
         Refused::NoResource => SendError::NoResource,
+        // Not lost: this message only.
+        Refused::Failed(ErrorKind::ExceedsLimit) => {
+            let max = live.engine.peer_max_packet(ep).unwrap_or_default().saturating_sub(NETH_LEN);
+            let text = format!(
+                "{}: ep {:#x}: the message is longer than the peer's packets: at most {max} bytes reach it",
+                core.name(),
+                ep.wire_id()
+            );
+            Error::new(ErrorKind::InvalidParam, text).into()
+        }
         Refused::Failed(kind) => {
             let known = live.eps.get(&ep).and_then(|r| r.failed.clone());
             SendError::Failed(known.unwrap_or_else(|| {

@@ -38,6 +38,11 @@ impl PendingQueues {
         self.queues.get(&ep).is_some_and(|q| q.running || !q.requests.is_empty())
     }
 
+    /// The endpoints that have requests which are not being called. In no order.
+    pub(crate) fn eps(&self) -> impl Iterator<Item = EpId> {
+        self.queues.iter().filter(|(_, q)| !q.requests.is_empty()).map(|(ep, _)| *ep)
+    }
+
     /// Appends a request and puts the endpoint in line.
     pub(crate) fn push(&mut self, ep: EpId, request: PendingFn) {
         self.queues.entry(ep).or_default().requests.push_back(request);

@@ -7,12 +7,13 @@
 //! ```
 
 use ib::device::Device;
-use uct::ep::{Endpoint, PendingStatus};
+use uct::ep::{Endpoint, PendingFn, PendingStatus};
 
 use crate::{
-    core::{Core, State},
+    core::{Core, Live, State},
     deliver::{Delivering, is_async},
     live::Who,
+    proto::EpId,
 };
 
 impl<D: Device> Core<D> {
@@ -36,7 +37,7 @@ impl<D: Device> Core<D> {
         } else {
             delivery.batch.extend(live.ready.drain(..max.min(live.ready.len())));
         }
-        delivery.later.append(&mut live.later);
+        delivery.later.extend(live.later.drain(..));
         let mut delivering = Delivering::start(self, delivery, &mut st.delivering_on);
         drop(guard);
         let messages = delivering.messages();
@@ -67,7 +68,7 @@ impl<D: Device> Core<D> {
     /// Wakes the user's thread, if it sleeps, for what the progress thread has left it.
     fn wake_user(&self) {
         let st = self.state.lock();
-        if st.live.as_ref().is_some_and(|l| !l.ready.is_empty() || !l.later.is_empty() || l.pending.line_len() > 0) {
+        if st.live.as_ref().is_some_and(Live::has_user_work) {
             self.user_wake.wake();
         }
     }
@@ -112,18 +113,33 @@ impl<D: Device> Core<D> {
             let Some(shared) = live.eps.get(&ep).and_then(|r| r.shared.upgrade()) else { continue };
             let Some(mut request) = live.pending.start(ep) else { continue };
             drop(guard);
+            // If the request panics it is over.
+            let mut running = Running { core: self, ep, unfinished: None };
             let status = request(&*shared as &dyn Endpoint);
             served += usize::from(status != PendingStatus::NoResource);
-            let unfinished = (status != PendingStatus::Done).then_some(request);
-            let mut guard = self.state.lock();
-            let homeless = match &mut guard.live {
-                Some(live) => live.pending.finish(ep, unfinished),
-                None => unfinished,
-            };
-            drop(guard);
-            // A request whose endpoint was destroyed by itself ends here, with no lock held.
-            drop(homeless);
+            running.unfinished = (status != PendingStatus::Done).then_some(request);
         }
         served
+    }
+}
+
+/// A pending request that is being called. Dropping it puts its queue in order.
+struct Running<'a, D: Device> {
+    core: &'a Core<D>,
+    ep: EpId,
+    unfinished: Option<PendingFn>,
+}
+
+impl<D: Device> Drop for Running<'_, D> {
+    fn drop(&mut self) {
+        let unfinished = self.unfinished.take();
+        let mut guard = self.core.state.lock();
+        let homeless = match &mut guard.live {
+            Some(live) => live.pending.finish(self.ep, unfinished),
+            None => unfinished,
+        };
+        drop(guard);
+        // A request whose endpoint was destroyed by itself ends here, with no lock held.
+        drop(homeless);
     }
 }

@@ -19,10 +19,8 @@ pub(crate) struct Link<D: Device> {
     pub(crate) qpn: Qpn,
 }
 
-/// Something that a posted send may still read.
-pub(crate) enum Retired<D: Device> {
-    /// An address handle that was replaced or whose endpoint was freed.
-    Link(#[allow(dead_code)] Link<D>),
+/// Memory that a posted send may still read.
+pub(crate) enum Retired {
     /// A buffer of a send pool.
     Buf(Buf),
     /// Regions of the user.
@@ -48,7 +46,10 @@ pub(crate) struct Tx<D: Device> {
     held: u32,
     /// A send has left in this round: further ones may wait for company.
     rung: bool,
-    retired: VecDeque<(u64, Retired<D>)>,
+    retired: VecDeque<(u64, Retired)>,
+    /// Address handles that were replaced or whose endpoint was freed. Apart from memory: a device that copies what it sends
+    /// lets go of memory at once, but must report a send before its address handle may be destroyed.
+    links: VecDeque<(u64, Link<D>)>,
     wcs: Vec<SendWc>,
     pub(crate) rings: u64,
 }
@@ -72,6 +73,7 @@ impl<D: Device> Tx<D> {
             held: 0,
             rung: false,
             retired: VecDeque::new(),
+            links: VecDeque::new(),
             wcs: Vec::with_capacity(16),
             rings: 0,
         }
@@ -189,27 +191,43 @@ impl<D: Device> Tx<D> {
         self.held = 0;
     }
 
-    /// True if a send that nobody will report is the last obstacle: ask for a report with the next one.
+    /// True if a send that nobody will report is the last obstacle for something that was retired: ask for a report with
+    /// the next one.
     pub(crate) fn wants_signal(&self) -> bool {
-        self.retired.back().is_some_and(|(s, _)| *s > self.signaled && *s > self.released())
+        let unreported = |s: u64, released: u64| s > self.signaled && s > released;
+        self.retired.back().is_some_and(|(s, _)| unreported(*s, self.released()))
+            || self.links.back().is_some_and(|(s, _)| unreported(*s, self.done))
     }
 
-    /// Keeps `what` until all sends up to `serial` have left the queue.
-    pub(crate) fn retire(&mut self, serial: u64, what: Retired<D>) {
+    /// True if the last send was posted without asking for a report.
+    pub(crate) fn is_last_unreported(&self) -> bool {
+        self.posted > self.signaled && self.posted > self.done
+    }
+
+    /// Keeps memory until all sends up to `serial` have left the queue.
+    pub(crate) fn retire(&mut self, serial: u64, what: Retired) {
         self.retired.push_back((serial, what));
     }
 
-    /// Takes what is no longer needed by a posted send. Order of retirement, which is nearly that of the serials.
-    pub(crate) fn next_released(&mut self) -> Option<Retired<D>> {
-        let released = self.released();
-        if self.retired.front().is_some_and(|(s, _)| *s <= released) {
-            return self.retired.pop_front().map(|(_, r)| r);
-        }
-        None
+    /// Keeps an address handle until all sends up to `serial` are reported.
+    pub(crate) fn retire_link(&mut self, serial: u64, link: Link<D>) {
+        self.links.push_back((serial, link));
     }
 
-    /// Everything retired, released or not: for after the queue pair is gone.
-    pub(crate) fn into_retired(self) -> impl Iterator<Item = Retired<D>> {
+    /// Takes memory that is no longer needed by a posted send. Order of retirement, which is nearly that of the serials.
+    pub(crate) fn next_released(&mut self) -> Option<Retired> {
+        let released = self.released();
+        self.retired.pop_front_if(|(s, _)| *s <= released).map(|(_, r)| r)
+    }
+
+    /// Lets go of address handles that are no longer needed by a posted send.
+    pub(crate) fn release_links(&mut self) {
+        let done = self.done;
+        while self.links.pop_front_if(|(s, _)| *s <= done).is_some() {}
+    }
+
+    /// Everything retired, released or not, address handles dropped: for after the queue pair is gone.
+    pub(crate) fn into_retired(self) -> impl Iterator<Item = Retired> {
         self.retired.into_iter().map(|(_, r)| r)
     }
 

@@ -10,6 +10,7 @@
 
 use std::{
     os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Weak, atomic::Ordering},
     time::Duration,
 };
@@ -116,9 +117,13 @@ fn away(w: Arc<WorkerShared>, async_tick: Duration) {
     let mut busy = false;
     let mut limit = async_tick;
     for i in list.iter() {
-        i.progress_async();
+        // A handler that panics must not end the acknowledgements of the whole process. The panic hook has told of it.
+        if catch_unwind(AssertUnwindSafe(|| i.progress_async())).is_err() {
+            let device = &i.attr().device;
+            tracing::error!("{device}: a handler panicked on the progress thread; its message counts as handled");
+        }
         // An interface without events is looked after at every tick.
-        if let (Some(fd), Ok(arm)) = (i.event_fd(), i.arm_async()) {
+        if let Some((fd, arm)) = i.arm_async() {
             busy |= arm == Arm::Busy;
             fds.push(fd);
         }

@@ -144,11 +144,10 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     /// Takes the next step of a lingering endpoint's end. True if the record was freed. Other endpoints are left alone.
     pub(super) fn maybe_close(&mut self, now: Time, slot: u32) -> bool {
         let Some(ep) = self.eps.get(slot) else { return true };
-        let Owner::Lingering { since } = ep.owner else { return false };
-        if ep.is.intersects(Is::IFACE_CLOSING | Is::DOOMED) {
+        if !ep.is_lingering() || ep.is.intersects(Is::IFACE_CLOSING | Is::DOOMED) {
             return false;
         }
-        let is_over = now >= since + self.cfg.linger;
+        let is_over = self.is_linger_over(now, slot);
         let is_settled = ep.head == NIL && !ep.owed.intersects(Owed::CREQ | Owed::CREP | Owed::BYE | Owed::BYE_ACK);
         if !is_settled {
             return false;
@@ -161,16 +160,61 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
             self.owe(slot, Owed::BYE);
             return false;
         }
+        if self.eps[slot].owed.intersects(Owed::ACK | Owed::NACK | Owed::XACK) {
+            // Sent first, see `on_ack_sent`: without it the peer would resend to nobody.
+            return false;
+        }
         if is_over {
             self.free_ep(slot);
         }
         is_over
     }
 
+    /// Asks for one more packet to the peer, if it would get none when the endpoint is destroyed: an ack that repeats what
+    /// it knows. For callers whose device reports only some sends: what a lingering endpoint sends is always `signaled`,
+    /// so that by the time its record is freed the device has reported, or will, all sends that name its link.
+    pub fn send_farewell(&mut self, ep: EpId) {
+        let Some(slot) = self.find(ep) else { return };
+        let says_bye = self.features_of(slot).contains(Features::BYE) && !self.eps[slot].is.contains(Is::PEER_CLOSED);
+        if self.eps[slot].state == State::Connected && !says_bye {
+            self.owe(slot, Owed::ACK);
+        }
+    }
+
+    /// Sends an ack that repeats what the peer knows.
+    pub fn repeat_ack(&mut self, ep: EpId) {
+        if let Some(slot) = self.find(ep)
+            && self.eps[slot].state == State::Connected
+        {
+            self.owe(slot, Owed::ACK);
+        }
+    }
+
+    /// After the last ack that a lingering endpoint owed: its record goes if the linger time was over.
+    pub(super) fn on_ack_sent(&mut self, now: Time, slot: u32) {
+        let is_over = self.is_linger_over(now, slot);
+        let ep = &mut self.eps[slot];
+        let is_settled = ep.head == NIL && ep.owed.is_empty() && !ep.is.intersects(Is::IFACE_CLOSING | Is::DOOMED);
+        if is_over && is_settled {
+            // The link is still lent to the caller of poll_transmit.
+            ep.is.insert(Is::DOOMED);
+            self.doomed.push(EpId { slot, id: ep.id });
+        }
+    }
+
+    /// The linger time is over, or the peer has closed and was answered: nobody there needs this record any more.
+    fn is_linger_over(&self, now: Time, slot: u32) -> bool {
+        let ep = &self.eps[slot];
+        match ep.owner {
+            Owner::Lingering { since } => ep.is.contains(Is::PEER_CLOSED) || now >= since + self.cfg.linger,
+            _ => false,
+        }
+    }
+
     pub(super) fn on_bye_sent(&mut self, now: Time, slot: u32, kind: u8) {
         let run = self.clock.run(now);
+        let is_over = self.is_linger_over(now, slot);
         let ep = &mut self.eps[slot];
-        let is_over = matches!(ep.owner, Owner::Lingering { since } if now >= since + self.cfg.linger);
         let is_last = if kind == wire::BYE_ACK {
             ep.is.contains(Is::FREE_AFTER_BYE_ACK) || (is_over && ep.head == NIL)
         } else {
@@ -192,11 +236,13 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         }
     }
 
-    /// Time to repeat a BYE, or to give up repeating it.
+    /// Time to repeat a BYE. A peer that has acknowledged everything and then says nothing for the time-out has forgotten
+    /// the endpoint, answer and all, or is gone: there is nobody left to linger for.
     pub(super) fn on_bye_tick(&mut self, now: Time, slot: u32) {
         let ep = &mut self.eps[slot];
         ep.tick_at = Time::MAX;
         if self.clock.run(now).since(ep.send_time) > self.cfg.timeout {
+            self.free_ep(slot);
             return;
         }
         self.back_off(slot);

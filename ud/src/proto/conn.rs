@@ -62,8 +62,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         self.observe(now);
         let p = self.peer_for(peer, qpn, &caps);
         if let Some(ext) = caps.ext {
-            // False: the address is that of an earlier process. The handshake will find the living one.
-            let _ = self.note_process(now, p, wire::process_of_incarnation(ext.incarnation), NIL);
+            self.note_told_process(p, ext.incarnation);
         }
         let result = self.connect_on(p, path_index);
         self.drop_idle_peer(p);
@@ -144,7 +143,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         }
         let p = self.peer_for(peer, qpn, &caps);
         if let Some(ext) = caps.ext {
-            let _ = self.note_process(now, p, wire::process_of_incarnation(ext.incarnation), NIL);
+            self.note_told_process(p, ext.incarnation);
         }
         if self.eps[slot].early_qpn != NIL && self.eps[slot].early_qpn != qpn {
             // What came early was not the peer's: its numbering does not concern us.
@@ -436,6 +435,12 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     }
 
     // --- processes and peers
+
+    /// An address says which process made it. It may be old or damaged, so that is believed only of a peer that has not
+    /// spoken for itself; packets tell the truth, see [`Engine::note_process`].
+    fn note_told_process(&mut self, p: u32, incarnation: u64) {
+        self.peers[p].process.get_or_insert(wire::process_of_incarnation(incarnation));
+    }
 
     /// Takes note of which process stands behind a peer's address. If it is another one than before, the endpoints of the
     /// old one are given up, except `except`. False: it is the one before; what it sent is late and means nothing.

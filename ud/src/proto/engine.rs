@@ -196,6 +196,11 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         Some((&peer.addr, peer.qpn, ep.path_index))
     }
 
+    /// The longest packet that the peer receives, NETH included.
+    pub fn peer_max_packet(&self, ep: EpId) -> Option<usize> {
+        Some(self.peers.get(self.eps[self.find(ep)?].peer)?.max_packet as usize)
+    }
+
     /// The peer's endpoint id, once it is known.
     pub fn remote_ep_id(&self, ep: EpId) -> Option<u32> {
         let ep = &self.eps[self.find(ep)?];

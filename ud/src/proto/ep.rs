@@ -215,6 +215,10 @@ pub(super) struct Ep<L, R> {
     pub(super) last_serial: u64,
     /// Resends since the last progress.
     pub(super) resends: u32,
+    /// Packets that came again since the last one that was new: the peer does not hear our acks.
+    pub(super) repeated: u16,
+    /// When the first of them came.
+    pub(super) repeated_since: Time,
 }
 
 // An idle endpoint is the record and one place in two hash tables; see `Engine` for the whole sum.
@@ -259,6 +263,8 @@ impl<L, R> Ep<L, R> {
             queued_at: Time::MAX,
             last_serial: 0,
             resends: 0,
+            repeated: 0,
+            repeated_since: Time::ZERO,
         }
     }
 

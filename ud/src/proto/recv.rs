@@ -57,11 +57,30 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         ep.last_heard = now;
         let is_lingering = ep.is_lingering();
         let verdict = self.on_ep_packet(now, slot, neth, meta, bytes);
+        if let Err(DropReason::Duplicate) = verdict {
+            self.note_repetition(now, slot);
+        }
         if is_lingering {
             self.maybe_close(now, slot);
         }
         self.debug_check(slot);
         verdict
+    }
+
+    /// The peer sends again what arrived long ago: our acks do not reach it. Who only receives has nothing in flight that
+    /// could go unanswered, so this is how it learns that its link leads nowhere.
+    fn note_repetition(&mut self, now: Time, slot: u32) {
+        let ep = &mut self.eps[slot];
+        if ep.repeated == 0 {
+            ep.repeated_since = now;
+        }
+        ep.repeated = ep.repeated.saturating_add(1);
+        // A burst of losses is no sign; a peer that repeats itself for long is.
+        if ep.repeated >= 6 && now.since(ep.repeated_since) >= self.cfg.timeout / 6 {
+            ep.repeated = 0;
+            let id = EpId { slot, id: ep.id };
+            self.events.push_back(Event::Stalled(id));
+        }
     }
 
     /// A failed endpoint answers one thing: the repeated BYE of a peer that closed.
@@ -235,6 +254,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     fn accept(&mut self, slot: u32, psn: Psn) {
         let ep = &mut self.eps[slot];
         ep.rx_head = psn;
+        ep.repeated = 0;
         ep.is.insert(Is::RX_ANY);
         if ep.held.is_some() {
             // A kept copy of what just came by itself.

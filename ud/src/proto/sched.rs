@@ -66,7 +66,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
             link,
             kind,
             solicited: built.solicited,
-            signaled: built.signaled,
+            signaled: built.signaled || ep.is_lingering(),
         })
     }
 
@@ -133,7 +133,9 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
             return None;
         }
         self.eps[slot].owed.remove(acks);
-        Some(self.build_ack(slot, acks))
+        let built = self.build_ack(slot, acks);
+        self.on_ack_sent(now, slot);
+        Some(built)
     }
 
     fn build_ack(&mut self, slot: u32, acks: Owed) -> Built {

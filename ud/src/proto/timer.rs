@@ -202,10 +202,9 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
             }
             if silent >= nanos(self.cfg.timeout / 3) && !ep.is.contains(Is::STALLED) {
                 ep.is.insert(Is::STALLED);
-                if !ep.is_lingering() {
-                    let id = EpId { slot, id: ep.id };
-                    self.events.push_back(super::event::Event::Stalled(id));
-                }
+                // Also of a lingering endpoint: what it was given is to arrive where the peer is now.
+                let id = EpId { slot, id: ep.id };
+                self.events.push_back(super::event::Event::Stalled(id));
             }
         }
         let ep = &mut self.eps[slot];

@@ -1,0 +1,243 @@
+//! What the API tells: addresses, reachability, attributes, counters; and that no bytes in an address do harm.
+//! (UCX: test_uct_ep.is_connected, test_uct_iface.is_reachable, test_ud_ds.if_addr, test_ud_iface_attrs.)
+
+use std::sync::OnceLock;
+
+use parking_lot::Mutex;
+use proptest::prelude::*;
+use uct::{AmId, Ep, EpParams, ErrorKind, iface::Caps};
+use uct_tests::{
+    fabric::Sim,
+    hooks::Hooks,
+    on_fabrics,
+    world::{NodeOptions, World},
+};
+
+on_fabrics! { sim, soft;
+    is_connected,
+    is_connected_to_an_endpoint,
+    is_reachable,
+    if_addr,
+    iface_attrs,
+    ep_ids_and_user_data,
+    counters_have_a_fixed_order,
+    bad_addresses_are_refused_by_name,
+}
+
+const ID: AmId = AmId::truncate(1);
+
+fn is_connected<F: Hooks>(w: World<F>) {
+    let mut w = w.nodes(3);
+    let ep = w.nodes[0].connect(&w.nodes[1]);
+    let addr = |i: usize| (w.nodes[i].iface().device_address(), w.nodes[i].iface().iface_address());
+    let (own, peer, third) = (addr(0), addr(1), addr(2));
+    let check = |ep: &Ep| {
+        assert!(ep.is_connected(&peer.0, &peer.1, None));
+        assert!(!ep.is_connected(&third.0, &third.1, None) && !ep.is_connected(&own.0, &own.1, None));
+        // Both count.
+        assert!(!ep.is_connected(&peer.0, &third.1, None) && !ep.is_connected(&third.0, &peer.1, None));
+        assert!(!ep.is_connected(&[], &peer.1, None) && !ep.is_connected(&peer.0, &[], None));
+        assert!(!ep.is_connected(&peer.0, &peer.1, Some(&[1, 2])));
+    };
+    // A local question, from the beginning.
+    check(&ep);
+    w.send(|| ep.am_short(ID, 0, b""));
+    check(&ep);
+    w.settle();
+    // A second interface of the same peer process is another peer.
+    let again = w.nodes[0].connect(&w.nodes[2]);
+    assert!(again.is_connected(&third.0, &third.1, None));
+    w.nodes[0].iface = None;
+    assert!(!ep.is_connected(&peer.0, &peer.1, None));
+    drop((ep, again));
+    w.finish_and_free();
+}
+
+fn is_connected_to_an_endpoint<F: Hooks>(w: World<F>) {
+    let w = w.nodes(2);
+    let (na, nb) = (&w.nodes[0], &w.nodes[1]);
+    let a = na.iface().ep(&EpParams::unconnected()).unwrap();
+    let (b, c) = (nb.iface().ep(&EpParams::unconnected()).unwrap(), nb.iface().ep(&EpParams::unconnected()).unwrap());
+    let (dev, ifa) = (nb.iface().device_address(), nb.iface().iface_address());
+    let (ba, ca) = (b.address().unwrap(), c.address().unwrap());
+    assert!(!a.is_connected(&dev, &ifa, Some(&ba)) && !a.is_connected(&dev, &ifa, None));
+    a.connect(&dev, &ba).unwrap();
+    assert!(a.is_connected(&dev, &ifa, Some(&ba)) && a.is_connected(&dev, &ifa, None));
+    assert!(!a.is_connected(&dev, &ifa, Some(&ca)));
+    drop((a, b, c));
+    w.finish_and_free();
+}
+
+fn is_reachable<F: Hooks>(mut w: World<F>) {
+    let mut o = NodeOptions::default();
+    // The kernel has no routes to simulated devices.
+    o.iface.roce_reachability_mode = ib::config::ReachabilityMode::All;
+    w.add(&o);
+    w.add(&o);
+    let n = w.nodes[0].iface();
+    n.is_reachable(&n.device_address()).expect("oneself");
+    n.is_reachable(&w.nodes[1].iface().device_address()).expect("the other");
+    let mut unreachable = 0;
+    let mut rng = ib::sw::Rng::new(w.seed);
+    for _ in 0..100 {
+        let len = rng.below(60) as usize;
+        let bytes: Vec<u8> = (0..len).map(|_| rng.below(256) as u8).collect();
+        if let Err(why) = n.is_reachable(&bytes) {
+            assert!(why.len() > 5, "no reason in {why:?}");
+            unreachable += 1;
+        }
+    }
+    assert!(unreachable > 0);
+    w.finish_and_free();
+}
+
+fn if_addr<F: Hooks>(w: World<F>) {
+    let w = w.nodes(1);
+    let n = &w.nodes[0];
+    let o = NodeOptions::default();
+    let two = ud::open(&n.md, &n.worker, 1, &o.params, o.iface, o.ud, &o.tuning).unwrap();
+    // UCX's part of the device address is that of the device; the interface address is the queue pair's.
+    assert_eq!(n.iface().device_address()[..17], two.device_address()[..17]);
+    assert_ne!(n.iface().iface_address(), two.iface_address());
+    drop(two);
+    w.finish_and_free();
+}
+
+fn iface_attrs<F: Hooks>(w: World<F>) {
+    let w = w.nodes(1);
+    let i = w.nodes[0].iface();
+    let a = i.attr();
+    assert_eq!(i.device_address().len(), a.device_addr_len);
+    assert_eq!(i.iface_address().len(), a.iface_addr_len);
+    let ep = i.ep(&EpParams::unconnected()).unwrap();
+    assert_eq!(ep.address().unwrap().len(), a.ep_addr_len);
+    assert!(a.caps.contains(Caps::PENDING | Caps::CONNECT_TO_IFACE | Caps::CONNECT_TO_EP | Caps::EP_CHECK));
+    assert!(a.caps.contains(Caps::HANDLER_ASYNC | Caps::HANDLER_SYNC | Caps::PEER_FAILURE | Caps::EVENT_FD));
+    assert_eq!(i.event_fd().is_some(), a.caps.contains(Caps::EVENT_FD));
+    let (short, bcopy) = (a.am.max_short.unwrap().get(), a.am.max_bcopy.unwrap().get());
+    assert!((8..=bcopy).contains(&short) && a.am.max_hdr <= a.am.max_zcopy.unwrap().get());
+    // As many as the queue pair gathers, less one for the header: UCX_IB_TX_MIN_SGE.
+    assert_eq!(a.am.max_iov, 5);
+    assert!(a.num_paths >= 1 && a.max_num_eps > 10_000);
+    assert!(a.bandwidth_bps > 0.0 && !a.latency.is_zero() && !a.overhead.is_zero());
+    drop(ep);
+    w.finish_and_free();
+}
+
+fn ep_ids_and_user_data<F: Hooks>(w: World<F>) {
+    let mut w = w.nodes(2);
+    let (dev, ifa) = (w.nodes[1].iface().device_address(), w.nodes[1].iface().iface_address());
+    let ep = w.nodes[0].iface().ep(&EpParams::to_iface(&dev, &ifa).user_data(0xdead_beef_0000)).unwrap();
+    assert_eq!(ep.user_data(), 0xdead_beef_0000);
+    ep.invalidate().unwrap();
+    w.run_until("it is told", |w| w.nodes[0].failures.lock().len() == 1);
+    let f = w.nodes[0].failures.lock()[0].clone();
+    assert_eq!((f.ep_id, f.user_data), (ep.id(), 0xdead_beef_0000));
+    assert!(f.error.to_string().contains(&w.nodes[0].iface().attr().device), "{}", f.error);
+    let e = w.nodes[0].iface().ep(&EpParams::to_iface(&dev, &ifa).path_index(200)).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::InvalidParam);
+    assert!(e.to_string().contains("path 200") && e.to_string().contains("UCX_IB_NUM_PATHS"), "{e}");
+    drop(ep);
+    w.finish_and_free();
+}
+
+fn counters_have_a_fixed_order<F: Hooks>(w: World<F>) {
+    let mut w = w.nodes(2);
+    let names = |w: &World<F>| w.nodes[0].iface().counters().iter().map(|c| c.name).collect::<Vec<_>>();
+    let before = names(&w);
+    let ep = w.nodes[0].connect(&w.nodes[1]);
+    for i in 0..100 {
+        w.send(|| ep.am_short(ID, i, b""));
+    }
+    w.settle();
+    assert_eq!(names(&w), before);
+    let mut unique = before.clone();
+    unique.sort_unstable();
+    unique.dedup();
+    assert_eq!(unique.len(), before.len(), "a name comes twice");
+    assert_eq!(w.nodes[0].counter("tx.am"), 100);
+    assert_eq!(w.nodes[1].counter("rx.delivered"), 100);
+    drop(ep);
+    w.finish_and_free();
+}
+
+fn bad_addresses_are_refused_by_name<F: Hooks>(w: World<F>) {
+    let w = w.nodes(2);
+    let (dev, ifa) = (w.nodes[1].iface().device_address(), w.nodes[1].iface().iface_address());
+    let iface = w.nodes[0].iface();
+    for (d, i, words) in [
+        (&b""[..], &ifa[..], "device address"),
+        (&dev[..3], &ifa[..], "device address"),
+        (&dev[..], &b""[..], "interface address"),
+        (&dev[..], &ifa[..2], "interface address"),
+    ] {
+        let e = iface.ep(&EpParams::to_iface(d, i)).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::InvalidAddress, "{e}");
+        assert!(e.to_string().contains(words), "{e}");
+    }
+    let ep = iface.ep(&EpParams::unconnected()).unwrap();
+    let e = ep.connect(&dev, &[1]).unwrap_err();
+    assert!(e.kind() == ErrorKind::InvalidAddress && e.to_string().contains("endpoint address"), "{e}");
+    let e = ep.connect(&[1], &ep.address().unwrap()).unwrap_err();
+    assert!(e.kind() == ErrorKind::InvalidAddress && e.to_string().contains("device address"), "{e}");
+    drop(ep);
+    w.finish_and_free();
+}
+
+/// A world for all cases: garbage must leave it usable for the next.
+fn shared() -> &'static Mutex<World<Sim>> {
+    static WORLD: OnceLock<Mutex<World<Sim>>> = OnceLock::new();
+    WORLD.get_or_init(|| Mutex::new(World::<Sim>::new("garbage").nodes(2)))
+}
+
+/// Any bytes, or a true address with some bytes changed.
+fn garbage(len: usize) -> impl Strategy<Value = (Vec<u8>, Vec<(usize, u8)>, bool)> {
+    (prop::collection::vec(any::<u8>(), 0..2 * len), prop::collection::vec((0..len, any::<u8>()), 0..4), any::<bool>())
+}
+
+fn apply(real: &[u8], (any, changes, use_real): &(Vec<u8>, Vec<(usize, u8)>, bool)) -> Vec<u8> {
+    if !use_real {
+        return any.clone();
+    }
+    let mut out = real.to_vec();
+    for (at, b) in changes {
+        let n = out.len();
+        out[at % n] = *b;
+    }
+    out
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn garbage_in_every_address(dev in garbage(64), ifa in garbage(8), epa in garbage(8)) {
+        let mut guard = shared().lock();
+        let w = &mut *guard;
+        // New in each case: an address that tells of another incarnation of the peer ends the endpoints of this one.
+        let ep: Ep = w.nodes[0].connect(&w.nodes[1]);
+        let peer = w.nodes[1].iface();
+        let dev = apply(&peer.device_address(), &dev);
+        let ifa = apply(&peer.iface_address(), &ifa);
+        let epa = apply(&ep.address().unwrap(), &epa);
+        let iface = w.nodes[0].iface();
+        let _ = iface.is_reachable(&dev);
+        let _ = ep.is_connected(&dev, &ifa, Some(&epa));
+        let one = iface.ep(&EpParams::to_iface(&dev, &ifa));
+        let two = iface.ep(&EpParams::unconnected()).unwrap();
+        let _ = two.connect(&dev, &epa);
+        if let Ok(one) = &one {
+            let _ = one.am_short(ID, 0, b"");
+            let _ = one.connect(&dev, &epa);
+        }
+        let _ = two.am_short(ID, 0, b"");
+        for _ in 0..3 {
+            w.step();
+        }
+        drop((one, two, ep));
+        let good = w.nodes[0].connect(&w.nodes[1]);
+        w.send(|| good.am_short(AmId::truncate(2), 1, b""));
+        w.run_until("a good endpoint works", |w| w.nodes[1].inbox.lock().iter().any(|m| m.id == 2));
+        w.nodes[1].take();
+    }
+}

@@ -1,0 +1,243 @@
+//! Addresses that change under living endpoints: a peer that moved to another link address, a local address that goes away
+//! and comes back, handles that must not be used again.
+
+use std::time::Duration;
+
+use ib::{device::RoceVersion, sim::SimConfig, sw::Rng, types::Gid};
+use uct::Ep;
+use uct_tests::{
+    fabric::Sim,
+    flow::{Flow, Kind, Ledger},
+    hooks::Weather,
+    world::{NodeOptions, World},
+};
+
+macro_rules! tests {
+    ($($name:ident),+ $(,)?) => {
+        mod sim {
+            use super::*;
+            $(#[test] fn $name() { super::$name(World::new(stringify!($name))) })+
+        }
+    };
+}
+
+tests! {
+    reconnect_while_the_old_endpoint_lingers,
+    the_peer_moves_and_nobody_tells,
+    the_peer_moves_and_an_event_tells,
+    own_address_goes_and_comes_back,
+    poisoned_handles_are_swapped_before_the_next_send,
+    queue_pair_is_reset_and_goes_on,
+}
+
+fn options(ttl: Duration) -> NodeOptions {
+    let mut o = NodeOptions::default();
+    o.md.ah_cache_ttl = ttl;
+    o.ud.timer_tick = Duration::from_millis(2);
+    o.ud.linger_timeout = Duration::from_secs(3);
+    o.ud.timeout = Duration::from_secs(6);
+    o.iface.rx_queue_len = 256;
+    o
+}
+
+fn pair(w: &mut World<Sim>, ttl: Duration, late: Option<(u64, u64)>) {
+    for _ in 0..2 {
+        let c: SimConfig = w.fabric.config();
+        w.fabric.next_config = Some(SimConfig { late_sends: late, ..c });
+        w.add(&options(ttl));
+    }
+}
+
+/// Sends `n` messages on a flow and waits until they are there.
+#[track_caller]
+fn say(w: &mut World<Sim>, ep: &Ep, flow: &mut Flow, ledger: &mut Ledger, n: u32) {
+    let mut rng = Rng::new(u64::from(flow.number));
+    flow.send_mixed(w, 0, ep, n, &mut rng);
+    ledger.await_flow(w, 1, flow);
+}
+
+const TTLS: [Duration; 3] = [Duration::ZERO, Duration::from_millis(1), Duration::MAX];
+
+/// The old endpoint has data that nobody acknowledged when its user destroys it, the peer moves, and the user connects
+/// again: the new endpoint works, and what was accepted on the old one arrives at the new place.
+fn reconnect_while_the_old_endpoint_lingers(w: World<Sim>) {
+    drop(w);
+    for ttl in TTLS {
+        for tell in [true, false] {
+            for late in [None, Some((1_000, 100_000))] {
+                let mut w = World::<Sim>::new("reconnect_while_the_old_endpoint_lingers");
+                pair(&mut w, ttl, late);
+                let mut ledger = Ledger::default();
+                let (mut old, mut new) = (Flow::new(0), Flow::new(1));
+                let ep = w.nodes[0].connect(&w.nodes[1]);
+                say(&mut w, &ep, &mut old, &mut ledger, 5);
+                w.settle();
+                let mac = w.fabric.net.fresh_mac();
+                w.nodes[1].device.set_mac(mac, tell);
+                // Nobody has looked at the event yet.
+                while old.send(&w.nodes[0], &ep, Kind::Bcopy, 500, None).is_ok() {}
+                drop(ep);
+                let start = w.now();
+                let ep = w.nodes[0].connect(&w.nodes[1]);
+                say(&mut w, &ep, &mut new, &mut ledger, 20);
+                // With an event, or without sharing, this took no stall.
+                if tell || ttl.is_zero() {
+                    assert!(w.now().since(start) < Duration::from_secs(1), "ttl {ttl:?}, tell {tell}");
+                }
+                ledger.await_flow(&mut w, 1, &old);
+                assert_eq!(w.total("ep.failures"), 0, "ttl {ttl:?}, tell {tell}, late {late:?}");
+                drop(ep);
+                w.run_until("all records are freed", |w| w.nodes[0].counter("eps") == 0);
+                w.check_violations();
+                w.finish();
+            }
+        }
+    }
+}
+
+/// Resends stay unanswered: once per stall the endpoint asks for a fresh address handle.
+fn the_peer_moves_and_nobody_tells(w: World<Sim>) {
+    drop(w);
+    for ttl in TTLS {
+        let mut w = World::<Sim>::new("the_peer_moves_and_nobody_tells");
+        pair(&mut w, ttl, None);
+        let mut ledger = Ledger::default();
+        let mut flow = Flow::new(0);
+        let ep = w.nodes[0].connect(&w.nodes[1]);
+        say(&mut w, &ep, &mut flow, &mut ledger, 5);
+        for moves in 1..=3 {
+            w.settle();
+            let mac = w.fabric.net.fresh_mac();
+            w.nodes[1].device.set_mac(mac, false);
+            let start = w.now();
+            say(&mut w, &ep, &mut flow, &mut ledger, 20);
+            let took = w.now().since(start);
+            assert!(took >= Duration::from_secs(1), "found out after {took:?}: how?");
+            assert!(took < Duration::from_secs(6), "{took:?}");
+            assert_eq!(w.nodes[0].counter("ah.re_resolved"), moves, "once per stall");
+        }
+        assert_eq!(w.total("ep.failures"), 0);
+        // A peer that is really gone is asked for once more, and then it is dead.
+        w.settle();
+        w.fabric.net.crash(w.nodes[1].device.node());
+        let before = w.nodes[0].counter("ah.re_resolved");
+        flow.send(&w.nodes[0], &ep, Kind::Short, 10, None).unwrap();
+        w.run_until("the peer is declared dead", |w| !w.nodes[0].failures.lock().is_empty());
+        assert_eq!(w.nodes[0].counter("ah.re_resolved"), before + 1);
+        drop(ep);
+        w.finish();
+    }
+}
+
+/// An event makes the entry stale: holders keep it, new endpoints get a new one; an old endpoint finds out by its stall.
+fn the_peer_moves_and_an_event_tells(w: World<Sim>) {
+    drop(w);
+    for ttl in TTLS {
+        let mut w = World::<Sim>::new("the_peer_moves_and_an_event_tells");
+        pair(&mut w, ttl, None);
+        let mut ledger = Ledger::default();
+        let (mut old, mut new) = (Flow::new(0), Flow::new(1));
+        let a = w.nodes[0].connect(&w.nodes[1]);
+        say(&mut w, &a, &mut old, &mut ledger, 5);
+        w.settle();
+        let created = w.nodes[0].counter("ah.created");
+        let mac = w.fabric.net.fresh_mac();
+        w.nodes[1].device.set_mac(mac, true);
+        w.nodes[0].md.poll_events();
+        let start = w.now();
+        let b = w.nodes[0].connect(&w.nodes[1]);
+        say(&mut w, &b, &mut new, &mut ledger, 20);
+        assert!(w.now().since(start) < Duration::from_secs(1), "the new endpoint did not wait for a stall");
+        assert_eq!(w.nodes[0].counter("ah.created"), created + 1);
+        say(&mut w, &a, &mut old, &mut ledger, 20);
+        assert_eq!(w.total("ep.failures"), 0);
+        drop((a, b));
+        w.finish();
+    }
+}
+
+fn gid_of(w: &World<Sim>, node: usize) -> Gid {
+    w.nodes[node].device.gid()
+}
+
+/// A local GID goes away, sends through it would kill the queue pair; it comes back at another index. No message is lost.
+fn own_address_goes_and_comes_back(w: World<Sim>) {
+    drop(w);
+    for ttl in TTLS {
+        for (late, loss) in [(None, 0), (Some((1_000, 50_000)), 0), (Some((1_000, 50_000)), 10)] {
+            let mut w = World::<Sim>::new("own_address_goes_and_comes_back");
+            pair(&mut w, ttl, late);
+            w.fabric.net.set_faults(Weather { loss, ..Weather::default() }.faults());
+            let mut ledger = Ledger::default();
+            let mut flow = Flow::new(0);
+            let eps: Vec<Ep> = (0..3).map(|_| w.nodes[0].connect(&w.nodes[1])).collect();
+            say(&mut w, &eps[0], &mut flow, &mut ledger, 5);
+            for _ in 0..3 {
+                while flow.send(&w.nodes[0], &eps[0], Kind::Bcopy, 200, None).is_ok() {}
+                let gid = gid_of(&w, 0);
+                // The table gets another entry first, so that the index is another one afterwards.
+                let device = w.nodes[0].device.clone();
+                let other = Gid::from_ip("10.9.9.9".parse().unwrap());
+                device.remove_gid(gid);
+                device.add_gid(other, RoceVersion::V2).unwrap();
+                for _ in 0..5 {
+                    let _refused = flow.send(&w.nodes[0], &eps[0], Kind::Short, 20, None);
+                    w.step();
+                }
+                w.run_for(Duration::from_millis(20));
+                device.add_gid(gid, RoceVersion::V2).unwrap();
+                device.remove_gid(other);
+                say(&mut w, &eps[0], &mut flow, &mut ledger, 10);
+                w.check_violations();
+            }
+            // The other endpoints, which sent nothing meanwhile, work, too.
+            for (i, ep) in eps.iter().enumerate().skip(1) {
+                let mut flow = Flow::new(i as u32);
+                say(&mut w, ep, &mut flow, &mut ledger, 10);
+            }
+            assert_eq!(w.total("ep.failures"), 0);
+            drop(eps);
+            w.finish();
+        }
+    }
+}
+
+/// If the event comes before the next send, nothing is sent through the old handle: the queue pair never fails.
+fn poisoned_handles_are_swapped_before_the_next_send(mut w: World<Sim>) {
+    pair(&mut w, Duration::MAX, None);
+    let mut ledger = Ledger::default();
+    let mut flow = Flow::new(0);
+    let ep = w.nodes[0].connect(&w.nodes[1]);
+    say(&mut w, &ep, &mut flow, &mut ledger, 5);
+    w.settle();
+    let gid = gid_of(&w, 0);
+    let device = w.nodes[0].device.clone();
+    device.remove_gid(gid);
+    device.add_gid(gid, RoceVersion::V2).unwrap();
+    w.nodes[0].md.poll_events();
+    say(&mut w, &ep, &mut flow, &mut ledger, 50);
+    assert_eq!(w.nodes[0].counter("qp.resets"), 0);
+    assert_eq!(w.nodes[0].counter("ah.re_resolved"), 1);
+    w.finish();
+}
+
+/// Something else put the queue pair into ERROR: it is reset, and what was in it is sent again.
+fn queue_pair_is_reset_and_goes_on(mut w: World<Sim>) {
+    pair(&mut w, Duration::MAX, Some((1_000, 20_000)));
+    let mut ledger = Ledger::default();
+    let mut flow = Flow::new(0);
+    let ep = w.nodes[0].connect(&w.nodes[1]);
+    say(&mut w, &ep, &mut flow, &mut ledger, 5);
+    for node in [0, 1, 0, 1] {
+        let before = w.nodes[node].counter("qp.resets");
+        while flow.send(&w.nodes[0], &ep, Kind::Bcopy, 1000, None).is_ok() {}
+        w.nodes[node].device.fail_qps();
+        ledger.await_flow(&mut w, 1, &flow);
+        say(&mut w, &ep, &mut flow, &mut ledger, 30);
+        assert_eq!(w.nodes[node].counter("qp.resets"), before + 1);
+    }
+    assert_eq!(w.total("ep.failures"), 0);
+    w.settle();
+    w.buffers_come_home();
+    w.finish();
+}
