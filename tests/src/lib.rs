@@ -20,13 +20,17 @@ pub mod world;
 /// Instantiates generic tests: for each `name` there must be `fn name<F: Fabric>(w: World<F>)` in scope.
 ///
 /// ```text
-/// on_fabrics! { sim, soft, rdma; am_short_all_sizes, am_bcopy_all_sizes }
+/// on_fabrics! { sim, soft; am_short_all_sizes, am_bcopy_all_sizes }
 /// ```
 #[macro_export]
 macro_rules! on_fabrics {
     (sim, soft; $($name:ident),+ $(,)?) => {
         $crate::on_fabrics! { sim; $($name),+ }
         $crate::on_fabrics! { soft; $($name),+ }
+        #[cfg(feature = "rdma-core")]
+        mod rdma {
+            $(#[test] fn $name() { $crate::rdma::run(stringify!($name), super::$name) })+
+        }
     };
     (sim, soft; $($name:ident),+ $(,)?; only sim; $($alone:ident),+ $(,)?) => {
         $crate::on_fabrics! { sim; $($name,)+ $($alone),+ }
@@ -44,14 +48,6 @@ macro_rules! on_fabrics {
     (soft; $($name:ident),+ $(,)?) => {
         mod soft {
             $(#[test] fn $name() { super::$name($crate::world::World::<$crate::fabric::Soft>::new(stringify!($name))) })+
-        }
-    };
-    (sim, soft, rdma; $($name:ident),+ $(,)?) => {
-        $crate::on_fabrics! { sim; $($name),+ }
-        $crate::on_fabrics! { soft; $($name),+ }
-        #[cfg(feature = "rdma-core")]
-        mod rdma {
-            $(#[test] fn $name() { $crate::rdma::run(stringify!($name), super::$name) })+
         }
     };
 }
