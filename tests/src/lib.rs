@@ -27,18 +27,17 @@ macro_rules! on_fabrics {
     (sim, soft; $($name:ident),+ $(,)?) => {
         $crate::on_fabrics! { sim; $($name),+ }
         $crate::on_fabrics! { soft; $($name),+ }
-        #[cfg(feature = "rdma-core")]
-        mod rdma {
-            $(#[test] fn $name() { $crate::rdma::run(stringify!($name), super::$name) })+
-        }
+        $crate::on_fabrics! { rdma; $($name),+ }
     };
     (sim, soft; $($name:ident),+ $(,)?; only sim; $($alone:ident),+ $(,)?) => {
         $crate::on_fabrics! { sim; $($name,)+ $($alone),+ }
         $crate::on_fabrics! { soft; $($name),+ }
+        $crate::on_fabrics! { rdma; $($name),+ }
     };
     (sim, soft; $($name:ident),+ $(,)?; only soft; $($alone:ident),+ $(,)?) => {
         $crate::on_fabrics! { sim; $($name),+ }
         $crate::on_fabrics! { soft; $($name,)+ $($alone),+ }
+        $crate::on_fabrics! { rdma; $($name),+ }
     };
     (sim; $($name:ident),+ $(,)?) => {
         mod sim {
@@ -48,6 +47,12 @@ macro_rules! on_fabrics {
     (soft; $($name:ident),+ $(,)?) => {
         mod soft {
             $(#[test] fn $name() { super::$name($crate::world::World::<$crate::fabric::Soft>::new(stringify!($name))) })+
+        }
+    };
+    (rdma; $($name:ident),+ $(,)?) => {
+        #[cfg(feature = "rdma-core")]
+        mod rdma {
+            $(#[test] fn $name() { $crate::rdma::run(stringify!($name), super::$name) })+
         }
     };
 }

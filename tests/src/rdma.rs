@@ -31,27 +31,31 @@ fn first() -> Option<String> {
     usable.map(|d| d.name).find(works)
 }
 
-/// What stops a test that wants a hook on packets. A device of the kernel has none.
-struct NeedsHooks;
+/// What stops a test that wants what a device of the kernel does not have; says what.
+struct Unfit(&'static str);
 
-/// Runs a suite's test on it. Prints `skipped` where there is none, and for tests that hook into packets.
+fn unfit(why: &'static str) -> ! {
+    resume_unwind(Box::new(Unfit(why)))
+}
+
+/// Runs a suite's test on it. Prints `skipped` where there is none, and for tests that it is not fit for.
 pub fn run(name: &str, test: impl FnOnce(World<Rdma>)) {
     if first().is_none() {
         println!("{name}: skipped: no RDMA device with an active port 1");
         return;
     }
     if let Err(stopped) = catch_unwind(AssertUnwindSafe(|| test(World::new(name)))) {
-        if !stopped.is::<NeedsHooks>() {
-            resume_unwind(stopped);
+        match stopped.downcast::<Unfit>() {
+            Ok(unfit) => println!("{name}: skipped: needs {}", unfit.0),
+            Err(failed) => resume_unwind(failed),
         }
-        println!("{name}: skipped: needs hooks on packets");
     }
 }
 
 impl Hooks for Rdma {
     fn set_tx_filter(_device: &RdmaDevice, filter: Option<Filter>) {
         if filter.is_some() {
-            resume_unwind(Box::new(NeedsHooks));
+            unfit("hooks on packets");
         }
     }
 
@@ -111,5 +115,9 @@ impl Fabric for Rdma {
 
     fn report(&self) -> String {
         format!("on {}", self.name)
+    }
+
+    fn need_own_addresses() {
+        unfit("devices with addresses of their own");
     }
 }
