@@ -1,8 +1,8 @@
 //! What happens to an RDMA device while it is in use: addresses come and go, ports go down, the device is removed.
 //!
 //! These tests change the network configuration of the machine, so they run only where that is asked for, by
-//! `IB_TEST_SOFT_ROCE=rxe0:v0`: a soft-RoCE device and the network interface under it, which has an IPv4 address and the
-//! network 10.77.0.0/24 behind it, and may be taken apart. They need root, `ip` and `rdma`. Else they print `skipped`.
+//! `IB_TEST_SOFT_ROCE=rxe0:v0:v1`: a soft-RoCE device, the network interface under it, which has 10.77.0.1/24, and the other
+//! end of that veth pair, without an address. They need root, `ip` and `rdma`. Else they print `skipped`.
 #![cfg(feature = "rdma-core")]
 
 use std::{
@@ -27,6 +27,7 @@ static TURN: Mutex<()> = Mutex::new(());
 struct Rig {
     device: String,
     netdev: String,
+    peer: String,
     _turn: MutexGuard<'static, ()>,
 }
 
@@ -38,12 +39,13 @@ impl Rig {
             println!("{test}: skipped: IB_TEST_SOFT_ROCE is not set");
             return None;
         };
-        let (device, netdev) = rig.split_once(':').expect("IB_TEST_SOFT_ROCE=device:netdev");
-        Some(Rig { device: device.into(), netdev: netdev.into(), _turn: turn })
+        let mut names = rig.split(':').map(String::from);
+        let mut name = || names.next().expect("IB_TEST_SOFT_ROCE=device:netdev:peer");
+        Some(Rig { device: name(), netdev: name(), peer: name(), _turn: turn })
     }
 
     fn run(&self, line: &str) {
-        let line = line.replace("NETDEV", &self.netdev).replace("DEVICE", &self.device);
+        let line = line.replace("NETDEV", &self.netdev).replace("DEVICE", &self.device).replace("PEER", &self.peer);
         let mut words = line.split(' ');
         let out = Command::new(words.next().unwrap()).args(words).output().unwrap();
         assert!(out.status.success(), "{line}: {}", String::from_utf8_lossy(&out.stderr));
@@ -168,6 +170,31 @@ fn an_absent_peer_costs_a_second_and_says_so() {
         let e = dev.create_ah(&attr(gid(ADDR), gid("10.77.0.250"))).unwrap_err();
         assert_eq!((e.call, e.errno), ("create_ah", libc::ETIMEDOUT));
     }
+}
+
+/// One that answers the kernel's question at once, which soft-RoCE alone would sleep a second for.
+#[test]
+fn a_neighbour_nobody_has_asked_for_yet_is_found() {
+    let Some(rig) = Rig::get("a_neighbour_nobody_has_asked_for") else { return };
+    let dev = rig.open();
+    rig.run("ip netns add ibtest");
+    rig.run("ip link set PEER netns ibtest");
+    rig.run("ip -n ibtest addr add 10.77.0.2/24 dev PEER");
+    rig.run("ip -n ibtest link set PEER up");
+    until("the link to come up", || dev.query_port(1).unwrap().active.then_some(()));
+    for cold in [true, false] {
+        if cold {
+            rig.run("ip neigh flush dev NETDEV");
+        }
+        let began = Instant::now();
+        let ah = dev.create_ah(&attr(gid(ADDR), gid("10.77.0.2"))).unwrap();
+        println!("a {} neighbour took {:?}", if cold { "cold" } else { "known" }, began.elapsed());
+        dev.destroy_ah(ah).unwrap();
+    }
+    rig.run("ip -n ibtest link set PEER netns 1");
+    rig.run("ip link set PEER up");
+    rig.run("ip netns delete ibtest");
+    until("the link to come up", || dev.query_port(1).unwrap().active.then_some(()));
 }
 
 /// The way an address was lost and came back at another index is the story of a handle that must not be used again.
