@@ -225,7 +225,8 @@ pub struct QpCaps {
     pub inline_len: u32,
     /// Scatter/gather elements per send.
     pub send_sge: u32,
-    /// True if `post_send` copies all bytes before it returns.
+    /// True if `post_send` copies all it needs before it returns: neither buffers nor address handle are looked at
+    /// afterwards.
     pub copies_sends: bool,
     /// How many posted sends may wait for [`UdQp::ring`] and gain by it; 1 if posting is as good as ringing.
     pub send_batch: u32,

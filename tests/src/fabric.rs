@@ -44,9 +44,6 @@ pub trait Fabric: Sized {
     /// happen any more.
     fn idle(&mut self, next: Option<Time>) -> bool;
 
-    /// Nothing can happen before `end`. Lets time pass until then.
-    fn skip_to(&mut self, end: Time);
-
     /// How long, on its clock, a condition may take at most, unless a test says otherwise.
     fn patience(&self) -> Duration;
 
@@ -119,10 +116,6 @@ impl Fabric for Sim {
         true
     }
 
-    fn skip_to(&mut self, end: Time) {
-        self.net.run_until(end);
-    }
-
     fn patience(&self) -> Duration {
         Duration::from_secs(600)
     }
@@ -157,10 +150,6 @@ impl Fabric for Mocked {
 
     fn idle(&mut self, next: Option<Time>) -> bool {
         self.0.idle(next)
-    }
-
-    fn skip_to(&mut self, end: Time) {
-        self.0.skip_to(end);
     }
 
     fn patience(&self) -> Duration {
@@ -214,11 +203,6 @@ impl Fabric for Soft {
         std::thread::yield_now();
         self.idle_since.get_or_insert_with(Instant::now);
         true
-    }
-
-    fn skip_to(&mut self, _end: Time) {
-        // Real time passes by itself.
-        std::thread::yield_now();
     }
 
     fn patience(&self) -> Duration {

@@ -87,6 +87,11 @@ impl<D: Device> Raw<D> {
         DeviceAddr { trailer: None, ..self.port.device_addr(0, ib::addr::Features::empty()) }.to_bytes()
     }
 
+    /// Its device address, with the trailer of soft devices.
+    pub fn device_address(&self) -> Vec<u8> {
+        self.port.device_addr(0, ib::addr::Features::empty()).to_bytes()
+    }
+
     /// Its interface address.
     pub fn iface_address(&self) -> Vec<u8> {
         IfaceAddr { qpn: self.qp.qpn() }.to_bytes().to_vec()

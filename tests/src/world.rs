@@ -317,8 +317,9 @@ impl<F: Fabric> World<F> {
         let end = self.now() + time;
         while self.now() < end {
             let (events, next) = self.turn();
-            if events == 0 && !self.fabric.idle(Some(next.map_or(end, |t| t.min(end)))) {
-                self.fabric.skip_to(end);
+            if events == 0 {
+                // Time passes even if nothing can happen any more.
+                self.fabric.idle(Some(next.map_or(end, |t| t.min(end))));
             }
         }
     }

@@ -120,6 +120,8 @@ pub(crate) struct Live<D: Device> {
     /// The domain's event count at the last look.
     pub(crate) events_seen: u64,
     pub(crate) failed: Option<Error>,
+    /// The endpoints have been told of it.
+    pub(crate) endpoints_failed: bool,
     /// A receive completed with an error: look at the state of the queue pair.
     pub(crate) rx_failed: bool,
     pub(crate) wcs: Vec<RecvWc>,
@@ -132,6 +134,10 @@ pub(crate) struct Live<D: Device> {
     pub(crate) idle_rounds: u32,
     /// The last send when a report was last asked for out of turn.
     pub(crate) nudged_at: u64,
+    /// When the device was last asked for events.
+    pub(crate) events_polled: Time,
+    /// Ask it in this round.
+    pub(crate) look_for_events: bool,
 }
 
 /// Counters of the glue; the engine and the device have their own.
@@ -158,8 +164,8 @@ pub(crate) struct EpRecord<D: Device> {
     pub(crate) shared: Weak<EpShared<D>>,
     /// Why calls are refused.
     pub(crate) failed: Option<Error>,
-    /// What the last resolution failed with, to explain a failure of the endpoint.
-    pub(crate) resolve_error: Option<Error>,
+    /// What went wrong here last (a resolution, memory for a packet), to explain a failure of the endpoint.
+    pub(crate) trouble: Option<Error>,
 }
 
 impl<D: Device> State<D> {

@@ -75,13 +75,30 @@ impl<D: Device> EpShared<D> {
         refused(&self.core, live, self.id, r)
     }
 
+    /// A message of `len` bytes was refused.
+    fn send_refused(&self, live: &Live<D>, r: crate::proto::Refused, len: usize) -> SendError {
+        match (r, live.engine.max_message(self.id)) {
+            // The endpoint is well; only this message cannot go to this peer.
+            (crate::proto::Refused::Failed(ErrorKind::ExceedsLimit), Some(max)) => self
+                .err(
+                    ErrorKind::InvalidParam,
+                    format!(
+                        "message of {len} bytes: this peer takes at most {max}, because the packet size limit (MTU) of its \
+                         port is smaller than ours"
+                    ),
+                )
+                .into(),
+            _ => self.refused(live, r),
+        }
+    }
+
     /// Sends a message that `fill` writes behind the NETH, `len` bytes.
     fn send_copied(&self, id: AmId, len: usize, fill: impl FnOnce(&mut [u8])) -> SendResult<()> {
         let mut st = self.core.state.lock();
         let live = self.sendable(&mut st)?;
         let begun = match live.engine.begin_send(self.id, id.get(), len, SendKind::Copy, false) {
             Ok(b) => b,
-            Err(r) => return Err(self.refused(live, r)),
+            Err(r) => return Err(self.send_refused(live, r, len)),
         };
         let pool = if NETH_LEN + len <= SMALL_LEN { &mut live.small } else { &mut live.large };
         let Some(mut buf) = pool.take(&self.core.md)? else { return Err(SendError::NoResource) };
@@ -204,17 +221,19 @@ impl<D: Device> Endpoint for EpShared<D> {
     }
 
     fn am_bcopy(&self, id: AmId, pack: &mut dyn FnMut(&mut [u8]) -> usize) -> SendResult<usize> {
-        let room = self.core.limits.bcopy;
         // Window slot and buffer first, so that `pack` runs only for a message that will be sent.
-        let buf = {
+        let (buf, room) = {
             let mut st = self.core.state.lock();
             let live = self.sendable(&mut st)?;
+            // Exactly what this peer can take, which may be less than what the interface can send.
+            let room =
+                live.engine.max_message(self.id).map_or(self.core.limits.bcopy, |n| n.min(self.core.limits.bcopy));
             if let Err(r) = live.engine.reserve(self.id, room) {
                 return Err(self.refused(live, r));
             }
             live.tx.reserve();
             match live.large.take(&self.core.md) {
-                Ok(Some(b)) => b,
+                Ok(Some(b)) => (b, room),
                 none => {
                     live.unreserve(self.id);
                     return Err(none.err().map_or(SendError::NoResource, SendError::Failed));
@@ -236,7 +255,9 @@ impl<D: Device> Endpoint for EpShared<D> {
         let begun = match self.usable(&mut st) {
             Ok(live) => {
                 live.tx.unreserve();
-                live.engine.begin_send(self.id, id.get(), n, SendKind::Copy, true).map_err(|r| self.refused(live, r))
+                live.engine
+                    .begin_send(self.id, id.get(), n, SendKind::Copy, true)
+                    .map_err(|r| self.send_refused(live, r, n))
             }
             Err(e) => {
                 if let Some(live) = &mut st.live {
@@ -277,7 +298,7 @@ impl<D: Device> Endpoint for EpShared<D> {
         let live = self.sendable(&mut st)?;
         let begun = match live.engine.begin_send(self.id, id.get(), len, SendKind::Zcopy, false) {
             Ok(b) => b,
-            Err(r) => return Err(self.refused(live, r)),
+            Err(r) => return Err(self.send_refused(live, r, len)),
         };
         let head = NETH_LEN + header.len();
         let pool = if head <= SMALL_LEN { &mut live.small } else { &mut live.large };
@@ -575,7 +596,7 @@ pub(crate) fn new_shared<D: Device>(
         user_data: params.user_data,
         shared: Arc::downgrade(&shared),
         failed: None,
-        resolve_error: None,
+        trouble: None,
     };
     live.eps.insert(id, record);
     Ok(shared)

@@ -34,10 +34,10 @@ use crate::{
     core::{Core, Counters, Limits, Live, State},
     deliver::{Delivery, Later, ThreadMark},
     ep::new_shared,
-    live::peer_caps,
+    live::{FEATURES, peer_caps},
     op::{MAX_SGE, NETH_LEN, Op},
     pools::{Pool, Returns, SMALL_LEN},
-    proto::{ConnectOutcome, Engine, EngineConfig, Features, FlushOutcome, Refused},
+    proto::{ConnectOutcome, Engine, EngineConfig, EpStateView, Features, FlushOutcome, Refused},
     tx::{Retired, Tx},
     wake::UserWake,
 };
@@ -153,13 +153,13 @@ impl<D: Device> Core<D> {
             iov: (caps.send_sge as usize).saturating_sub(1).min(MAX_SGE - 2),
         };
         let incarnation = tuning.incarnation.unwrap_or_else(random_u64);
-        let device_addr = port.device_addr(incarnation, wire_features());
+        let features = tuning.features.unwrap_or(Features::all());
+        let device_addr = port.device_addr(incarnation, wire_features(features));
         let mut attr = describe(&name, &port, &device_addr, &limits, &caps);
         // Loopback has no speed to report; libraries divide by this.
         let speed = device.query_port(port.port).map_or(0.0, |p| p.bandwidth_bps);
         attr.bandwidth_bps = if speed > 0.0 { speed } else { UNKNOWN_BANDWIDTH_BPS };
 
-        let features = tuning.features.unwrap_or(Features::all());
         let mut engine_config = EngineConfig {
             local_qpn: qp.qpn().get(),
             device_addr: device_addr.to_bytes(),
@@ -172,7 +172,7 @@ impl<D: Device> Core<D> {
             max_window: config.max_window as u16,
             passive_max: tuning.passive_max.unwrap_or(65_536),
             rx_budget: port.soft.map_or(0, |s| s.rx_budget),
-            features: if port.soft.is_some() { features } else { tuning.features.unwrap_or(Features::all()) },
+            features,
             incarnation,
             seed: tuning.seed.unwrap_or_else(random_u64),
             first_ep_id: tuning.first_ep_id,
@@ -220,6 +220,7 @@ impl<D: Device> Core<D> {
             gids: gids.into_iter().map(|g| g.gid).collect(),
             events_seen: md.event_count(),
             failed: None,
+            endpoints_failed: false,
             rx_failed: false,
             wcs: Vec::with_capacity(64),
             post_scratch: Vec::new(),
@@ -228,6 +229,8 @@ impl<D: Device> Core<D> {
             counters: Counters::default(),
             idle_rounds: 0,
             nudged_at: 0,
+            events_polled: worker.clock().now(),
+            look_for_events: false,
         };
         let state = State { live: Some(live), delivery: None, delivering_on: None, orphans: Vec::new() };
         let core = Arc::new_cyclic(|me| Core {
@@ -332,9 +335,13 @@ impl<D: Device> Core<D> {
     }
 }
 
-/// The extensions of this version, as a device address tells them.
-fn wire_features() -> ib::addr::Features {
-    ib::addr::Features::SACK | ib::addr::Features::BYE | ib::addr::Features::BUDGET
+/// Extensions as a device address tells them.
+fn wire_features(ours: Features) -> ib::addr::Features {
+    let mut wire = ib::addr::Features::empty();
+    for (bit, feature) in FEATURES {
+        wire.set(bit, ours.contains(feature));
+    }
+    wire
 }
 
 fn open_error(name: &str, what: &str, e: &VerbsError) -> Error {
@@ -510,7 +517,9 @@ impl<D: Device> Interface for Core<D> {
                 let mut lingering = Vec::new();
                 for ep in live.engine.ep_ids().collect::<Vec<_>>() {
                     if !live.eps.contains_key(&ep) {
-                        if live.engine.has_outstanding(ep) {
+                        // What strangers' endpoints owe is nothing that the user has sent.
+                        let is_ours = live.engine.state(ep) == Some(EpStateView::Lingering);
+                        if is_ours && live.engine.has_outstanding(ep) {
                             lingering.push(ep);
                         }
                         continue;

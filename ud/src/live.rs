@@ -41,6 +41,10 @@ const READY_MAX: usize = 4096;
 /// Idle rounds between two looks for events of the device.
 const EVENT_POLL_EVERY: u32 = 32;
 
+/// Time after which the next idle round looks for events of the device anyway: a program that sleeps between messages has
+/// few rounds.
+const EVENT_POLL_AFTER: Duration = Duration::from_millis(50);
+
 /// Control packets and resends sent in one round at most.
 const TRANSMIT_MAX: usize = 256;
 
@@ -70,9 +74,14 @@ impl<D: Device> Live<D> {
         if events == 0 {
             // Events of the device are rare, so looking for them is for idle rounds.
             self.idle_rounds = self.idle_rounds.wrapping_add(1);
-            if self.idle_rounds.is_multiple_of(EVENT_POLL_EVERY) || who == Who::Thread {
-                core.md.poll_events();
-            }
+            self.look_for_events |= self.idle_rounds.is_multiple_of(EVENT_POLL_EVERY)
+                || who == Who::Thread
+                || self.now.since(self.events_polled) >= EVENT_POLL_AFTER;
+        }
+        if self.look_for_events {
+            self.look_for_events = false;
+            self.events_polled = self.now;
+            core.md.poll_events();
         }
         self.refill(core);
         if events == 0 && self.tx.wants_signal() {
@@ -87,6 +96,7 @@ impl<D: Device> Live<D> {
 
     /// Timers, resolutions, events and transmissions: everything but the completion queues.
     pub(crate) fn pump(&mut self, core: &Core<D>) {
+        self.fail_endpoints();
         if self.engine.poll_timeout().is_some_and(|t| t <= self.now) {
             self.engine.handle_timeout(self.now);
         }
@@ -129,6 +139,8 @@ impl<D: Device> Live<D> {
             return;
         };
         if grh && core.config.eth_dgid_check && !self.is_for_us(&buf) {
+            // Perhaps the address is new here.
+            self.look_for_events = true;
             self.counters.rx_dgid += 1;
             self.rx.put(buf);
             return;
@@ -213,6 +225,10 @@ impl<D: Device> Live<D> {
     /// Posts receives until the queue has what it should have.
     pub(crate) fn refill(&mut self, core: &Core<D>) {
         core.returns.drain_into(self.rx.free_mut());
+        if self.failed.is_some() {
+            // A queue pair in ERROR would flush them at once, round after round.
+            return;
+        }
         let missing = self.rx_target.saturating_sub(self.rx_posted);
         let batch = (core.iface_config.rx_max_batch as usize).min(self.rx_target / 4).max(1);
         if missing < batch && self.rx_posted > 0 {
@@ -266,7 +282,7 @@ impl<D: Device> Live<D> {
     /// Takes the queue pair out of the ERROR state. Packets that were flushed count as lost: the protocol sends them
     /// again, through fresh address handles where the old ones are poisoned.
     fn recover(&mut self, core: &Core<D>) {
-        if self.qp.state() != ib::device::QpState::Error {
+        if self.qp.state() != ib::device::QpState::Error || self.failed.is_some() {
             return;
         }
         loop {
@@ -325,10 +341,23 @@ impl<D: Device> Live<D> {
         }
     }
 
+    /// Once the interface is lost, nothing that was accepted can end well: all endpoints fail, with the interface's error.
+    fn fail_endpoints(&mut self) {
+        if self.failed.is_none() || self.endpoints_failed {
+            return;
+        }
+        self.endpoints_failed = true;
+        for ep in self.engine.ep_ids().collect::<Vec<_>>() {
+            self.engine.invalidate(self.now, ep);
+        }
+    }
+
     /// Sends what the engine wants to send. Returns how many packets.
     fn transmit(&mut self, core: &Core<D>) -> usize {
         let mut sent = 0;
         let mut poisoned: Option<EpId> = None;
+        // Some packet was not posted. The engine must not wait for it to leave the queue.
+        let mut unposted = false;
         let mut error = None;
         while sent < TRANSMIT_MAX && self.tx.has_credit() && self.failed.is_none() {
             let Some(t) = self.engine.poll_transmit(self.now, self.tx.next_serial()) else { break };
@@ -337,6 +366,7 @@ impl<D: Device> Live<D> {
             if t.link.ah.is_poisoned() {
                 // Not sent: to the engine a lost packet.
                 poisoned = Some(t.ep);
+                unposted = true;
                 continue;
             }
             let flags = PostFlags { signaled: t.signaled || self.tx.wants_signal(), solicited: t.solicited };
@@ -354,8 +384,14 @@ impl<D: Device> Live<D> {
                         b[..bytes.len()].copy_from_slice(bytes);
                         header = Some(b);
                     }
-                    // No memory: to the engine a lost packet.
-                    Ok(None) | Err(_) => continue,
+                    // No memory: to the engine a lost packet. If the endpoint fails of it, this is why.
+                    none => {
+                        if let (Err(e), Some(r)) = (none, self.eps.get_mut(&t.ep)) {
+                            r.trouble = Some(e);
+                        }
+                        unposted = true;
+                        continue;
+                    }
                 }
             }
             let mut sges = SgeList::new();
@@ -385,6 +421,11 @@ impl<D: Device> Live<D> {
         if sent > 0 {
             self.tx.ring(&mut self.qp);
             self.engine.handle_tx_done(self.tx.released());
+        }
+        if unposted {
+            // Its serial goes to the next packet. To call that one done early is safe: what it needs is kept by what has
+            // really left the queue.
+            self.engine.handle_tx_done(self.tx.next_serial());
         }
         if let Some(ep) = poisoned {
             self.re_resolve(core, ep);
@@ -481,6 +522,9 @@ impl<D: Device> Live<D> {
                     tracing::debug!("{}: ep {:#x} connected", core.attr.device, ep.wire_id());
                     // Requests that were queued before it led anywhere.
                     self.pending.enter_line(ep);
+                    if let Some(r) = self.eps.get_mut(&ep) {
+                        r.trouble = None;
+                    }
                 }
                 Event::Resolve { ep, passive } => {
                     let origin = if passive { Origin::Stranger } else { Origin::Local };
@@ -503,6 +547,10 @@ impl<D: Device> Live<D> {
     }
 
     fn finish_op(&mut self, core: &Core<D>, op: Op, result: Result<(), ErrorKind>, serial: u64) {
+        let result = match (&self.failed, result) {
+            (Some(e), Err(ErrorKind::EndpointTimeout)) => Err(e.kind()),
+            _ => result,
+        };
         match op {
             Op::Packet { ep, buf, iov, comp, .. } => {
                 let released = serial <= self.tx.released();
@@ -533,11 +581,16 @@ impl<D: Device> Live<D> {
     fn ep_failed(&mut self, core: &Core<D>, ep: EpId, kind: ErrorKind, detail: &FailDetail) {
         let peer = self.engine.peer(ep).map(|(attr, qpn, _)| (*attr, qpn));
         let Some(record) = self.eps.get_mut(&ep) else { return };
-        let text = failure_text(core, ep, peer, kind, detail);
-        let mut error = Error::new(kind, text);
-        if let Some(why) = record.resolve_error.take() {
-            error = error.context(why);
-        }
+        let error = match &self.failed {
+            Some(e) => e.clone(),
+            None => {
+                let error = Error::new(kind, failure_text(core, ep, peer, kind, detail));
+                match record.trouble.take() {
+                    Some(why) => error.context(why),
+                    None => error,
+                }
+            }
+        };
         record.failed = Some(error.clone());
         let failure = EpFailure::new(u64::from(ep.wire_id()), record.user_data, error);
         self.later.push(Later::Failure(ep, failure));
@@ -574,7 +627,7 @@ impl<D: Device> Live<D> {
             }
             TryGet::Failed { error, .. } => {
                 if let Some(r) = self.eps.get_mut(&ep) {
-                    r.resolve_error = Some(error.clone());
+                    r.trouble = Some(error.clone());
                 }
                 // An endpoint that has a link keeps it; one that waits for its first fails.
                 let unused = self.engine.resolved(self.now, ep, Err(error.kind()));
@@ -736,16 +789,17 @@ pub(crate) fn peer_caps(addr: &DeviceAddr) -> PeerCaps {
     PeerCaps { max_packet: addr.path_mtu.bytes(), ext: addr.trailer.map(ext_caps) }
 }
 
+/// The extensions, in a device address and in the engine.
+pub(crate) const FEATURES: [(ib::addr::Features, Features); 3] = [
+    (ib::addr::Features::SACK, Features::SACK),
+    (ib::addr::Features::BYE, Features::BYE),
+    (ib::addr::Features::BUDGET, Features::BUDGET),
+];
+
 fn ext_caps(t: Trailer) -> ExtCaps {
     let mut features = Features::empty();
-    for (theirs, ours) in [
-        (ib::addr::Features::SACK, Features::SACK),
-        (ib::addr::Features::BYE, Features::BYE),
-        (ib::addr::Features::BUDGET, Features::BUDGET),
-    ] {
-        if t.features.contains(theirs) {
-            features |= ours;
-        }
+    for (theirs, ours) in FEATURES {
+        features.set(ours, t.features.contains(theirs));
     }
     ExtCaps { features, incarnation: t.incarnation, rx_budget: t.soft.rx_budget }
 }
@@ -754,16 +808,6 @@ fn ext_caps(t: Trailer) -> ExtCaps {
 pub(crate) fn refused<D: Device>(core: &Core<D>, live: &Live<D>, ep: EpId, r: Refused) -> SendError {
     match r {
         Refused::NoResource => SendError::NoResource,
-        // Not lost: this message only.
-        Refused::Failed(ErrorKind::ExceedsLimit) => {
-            let max = live.engine.peer_max_packet(ep).unwrap_or_default().saturating_sub(NETH_LEN);
-            let text = format!(
-                "{}: ep {:#x}: the message is longer than the peer's packets: at most {max} bytes reach it",
-                core.name(),
-                ep.wire_id()
-            );
-            Error::new(ErrorKind::InvalidParam, text).into()
-        }
         Refused::Failed(kind) => {
             let known = live.eps.get(&ep).and_then(|r| r.failed.clone());
             SendError::Failed(known.unwrap_or_else(|| {

@@ -38,6 +38,8 @@ struct SendSide {
     /// When the last of them is executed.
     last: Time,
     polled: u64,
+    /// Sends leave nothing behind: neither buffers nor address handles are looked at after the post.
+    copies: bool,
 }
 
 /// What the network and address handles know of a queue pair.
@@ -48,9 +50,10 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// True unless a completion at or past `serial` was polled.
+    /// True if the send may still name its address handle: until a completion at or past `serial` was polled.
     pub(super) fn is_outstanding(&self, serial: u64) -> bool {
-        self.send.lock().polled < serial
+        let send = self.send.lock();
+        !send.copies && send.polled < serial
     }
 
     /// Executes the late sends up to `serial`. Those that were flushed meanwhile are not there any more.
@@ -143,8 +146,13 @@ impl SimQp {
         let qp = dev.qps.insert(|qpn| {
             let (mrs, counters) = (dev.mrs().clone(), dev.counters().clone());
             let core = QpCore::new(qpn, init, dev.port_state(), mrs, counters, cfg.long_message)?;
-            let send =
-                SendSide { queue: SendQueue::new(limits), pending: VecDeque::new(), last: Time::ZERO, polled: 0 };
+            let send = SendSide {
+                queue: SendQueue::new(limits),
+                pending: VecDeque::new(),
+                last: Time::ZERO,
+                polled: 0,
+                copies: cfg.late_sends.is_none(),
+            };
             Ok(Arc::new(Shared { core, send: Mutex::new(send) }))
         })?;
         let caps = QpCaps {

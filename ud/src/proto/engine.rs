@@ -196,9 +196,10 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         Some((&peer.addr, peer.qpn, ep.path_index))
     }
 
-    /// The longest packet that the peer receives, NETH included.
-    pub fn peer_max_packet(&self, ep: EpId) -> Option<usize> {
-        Some(self.peers.get(self.eps[self.find(ep)?].peer)?.max_packet as usize)
+    /// Longest message (after the NETH) that the peer of an endpoint can take, as far as it is known.
+    pub fn max_message(&self, ep: EpId) -> Option<usize> {
+        let peer = self.peers.get(self.eps[self.find(ep)?].peer)?;
+        Some((peer.max_packet as usize).saturating_sub(super::wire::NETH_LEN))
     }
 
     /// The peer's endpoint id, once it is known.

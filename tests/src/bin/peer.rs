@@ -1,0 +1,179 @@
+//! A process for tests about processes: it opens a UD interface on the soft device and does what it reads.
+//!
+//! ```text
+//! > addr                      < addr DEVICE IFACE        (hexadecimal)
+//! > connect DEVICE IFACE      < ep INDEX
+//! > send INDEX COUNT          < sent COUNT               (accepted, not yet delivered)
+//! > expect COUNT              < got COUNT                (messages received since the start)
+//! > failures COUNT            < failed KIND...           (reports of the error handler since the start)
+//! > flush                     < flushed
+//! > signals                   < signals MASK             (of caught signals, hexadecimal)
+//! > fork                      < forked STATUS            (of a child that ends with everything open)
+//! > quit                                                 (ends with everything open)
+//! > close                     < closed                   (ends in order)
+//! ```
+#![allow(unsafe_code)]
+
+use std::{
+    io::{BufRead, Write},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+        mpsc::{Receiver, TryRecvError, channel},
+    },
+};
+
+use ib::component::SOFT_DEVICE;
+use uct::{
+    AmId, Ep, EpParams, FailureAction, FlushMode, Iface, IfaceParams, Posted, Registry, SendError, Worker, config::Env,
+};
+
+const ID: AmId = AmId::truncate(1);
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+fn unhex(text: &str) -> Vec<u8> {
+    (0..text.len() / 2).map(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).expect("hexadecimal")).collect()
+}
+
+struct Peer {
+    worker: Worker,
+    iface: Iface,
+    eps: Vec<Ep>,
+    got: Arc<AtomicU64>,
+    failed: Arc<Mutex<Vec<String>>>,
+    lines: Receiver<String>,
+}
+
+impl Peer {
+    /// Makes progress until `done`; the test ends the process if that is never.
+    fn until(&self, mut done: impl FnMut() -> bool) {
+        while !done() {
+            if self.worker.progress() == 0 {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    fn next(&self) -> Option<String> {
+        let mut line = None;
+        let mut ended = false;
+        self.until(|| {
+            match self.lines.try_recv() {
+                Ok(l) => line = Some(l),
+                Err(TryRecvError::Empty) => {}
+                Err(TryRecvError::Disconnected) => ended = true,
+            }
+            line.is_some() || ended
+        });
+        line
+    }
+
+    fn send(&self, ep: &Ep, count: u64) -> Result<(), uct::Error> {
+        for i in 0..count {
+            let mut result = Ok(());
+            self.until(|| match ep.am_short(ID, i, b"from a process") {
+                Ok(()) => true,
+                Err(SendError::NoResource) => false,
+                Err(SendError::Failed(e)) => {
+                    result = Err(e);
+                    true
+                }
+            });
+            result?;
+        }
+        Ok(())
+    }
+}
+
+fn say(text: &str) {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{text}").and_then(|()| out.flush()).expect("stdout");
+}
+
+fn main() {
+    let env = Env::process();
+    let mut registry = Registry::new();
+    ib::component::register(&mut registry);
+    ud::register(&mut registry);
+    let md = registry.open_md(SOFT_DEVICE, &env).expect("a device");
+    let worker = Worker::new(ud::worker_params(&env).expect("settings")).expect("a worker");
+    let failed: Arc<Mutex<Vec<String>>> = Arc::default();
+    let f = failed.clone();
+    let params = IfaceParams::default().on_error(Arc::new(move |e| {
+        f.lock().expect("no panic").push(format!("{:?}", e.kind));
+        FailureAction::Endpoint
+    }));
+    let iface = registry.transport("ud").expect("ud").open_iface(&md, &worker, 1, &params, &env).expect("an interface");
+    let got = Arc::new(AtomicU64::new(0));
+    let g = got.clone();
+    iface
+        .on_am(ID, move |_| {
+            let _ = g.fetch_add(1, Ordering::Relaxed);
+        })
+        .expect("a handler");
+    iface.progress_enable(true);
+
+    let (tx, lines) = channel();
+    std::thread::spawn(move || {
+        for line in std::io::stdin().lock().lines().map_while(Result::ok) {
+            if tx.send(line).is_err() {
+                break;
+            }
+        }
+    });
+    let mut peer = Peer { worker, iface, eps: Vec::new(), got, failed, lines };
+    while let Some(line) = peer.next() {
+        let words: Vec<&str> = line.split(' ').collect();
+        let number = |i: usize| words[i].parse::<u64>().expect("a number");
+        match words[0] {
+            "addr" => say(&format!("addr {} {}", hex(&peer.iface.device_address()), hex(&peer.iface.iface_address()))),
+            "connect" => {
+                let ep = peer.iface.ep(&EpParams::to_iface(&unhex(words[1]), &unhex(words[2]))).expect("an endpoint");
+                peer.eps.push(ep);
+                say(&format!("ep {}", peer.eps.len() - 1));
+            }
+            "send" => match peer.send(&peer.eps[number(1) as usize], number(2)) {
+                Ok(()) => say(&format!("sent {}", number(2))),
+                Err(e) => say(&format!("error {e}")),
+            },
+            "expect" => {
+                peer.until(|| peer.got.load(Ordering::Relaxed) >= number(1));
+                say(&format!("got {}", peer.got.load(Ordering::Relaxed)));
+            }
+            "failures" => {
+                peer.until(|| peer.failed.lock().expect("no panic").len() as u64 >= number(1));
+                say(&format!("failed {}", peer.failed.lock().expect("no panic").join(" ")));
+            }
+            "flush" => {
+                peer.until(|| matches!(peer.iface.flush(FlushMode::Local, None), Ok(Posted::Done)));
+                say("flushed");
+            }
+            "signals" => {
+                let status = std::fs::read_to_string("/proc/self/status").expect("procfs");
+                let caught = status.lines().find_map(|l| l.strip_prefix("SigCgt:")).expect("a mask").trim().to_string();
+                say(&format!("signals {caught}"));
+            }
+            "fork" => {
+                // SAFETY: the child calls nothing but `exit`, whose handlers of this process do not wait for threads.
+                let pid = unsafe { libc::fork() };
+                if pid == 0 {
+                    // SAFETY: ends the child, with everything of the parent's open in it.
+                    unsafe { libc::exit(0) };
+                }
+                let mut status = 0;
+                // SAFETY: `status` outlives the call.
+                unsafe { libc::waitpid(pid, &mut status, 0) };
+                say(&format!("forked {status}"));
+            }
+            "quit" => std::process::exit(0),
+            "close" => break,
+            other => say(&format!("unknown {other}")),
+        }
+    }
+    let Peer { worker, iface, eps, .. } = peer;
+    drop((eps, iface, worker, md));
+    say("closed");
+}

@@ -1,0 +1,508 @@
+//! Verbs calls that fail: each one, at each call, in each phase of an interface's life. A clear error, no panic, nothing
+//! left over.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    time::Duration,
+};
+
+use ib::{
+    device::{AsyncEvent, WcStatus},
+    mock::{Call, MockDevice},
+    sim::SimDevice,
+};
+use parking_lot::Mutex;
+use uct::{AmId, Completion, ErrorKind, FlushMode, Posted, Scope, SendError, md::MemoryDomain};
+use uct_tests::{
+    fabric::{Fabric, Mocked},
+    world::{NodeOptions, World},
+};
+
+const ID: AmId = AmId::truncate(1);
+const EIO: i32 = 5;
+const EAGAIN: i32 = 11;
+const ENOMEM: i32 = 12;
+const EINVAL: i32 = 22;
+const ENODATA: i32 = 61;
+const ENETUNREACH: i32 = 101;
+const ETIMEDOUT: i32 = 110;
+const EHOSTUNREACH: i32 = 113;
+
+type Device = Arc<MockDevice<SimDevice>>;
+
+/// A world, a good peer at node 0, and a device for the interface under test.
+fn world(name: &str) -> (World<Mocked>, Device) {
+    let mut w: World<Mocked> = World::new(name);
+    w.add(&quick());
+    let device = w.fabric.device();
+    (w, device)
+}
+
+fn quick() -> NodeOptions {
+    let mut o = NodeOptions::default();
+    o.ud.timeout = Duration::from_millis(500);
+    o
+}
+
+/// Ends everything and checks that nothing of it is left.
+#[track_caller]
+fn assert_clean(w: World<Mocked>, device: &Device, at: &str) {
+    let net = w.fabric.0.net.clone();
+    drop(w);
+    assert_eq!(device.leaks(), None, "{at}");
+    assert_eq!(net.leaks(), Vec::<String>::new(), "{at}");
+    assert!(device.inner().violations().is_empty(), "{at}: {:?}", device.inner().violations());
+}
+
+#[test]
+fn open_fails_cleanly_at_every_call() {
+    let mut refused = 0;
+    for &call in Call::ALL {
+        for n in 1..=3 {
+            for errno in [EIO, ENOMEM] {
+                let (mut w, device) = world("open_fails_cleanly_at_every_call");
+                device.fail_nth(call, n, errno);
+                let at = format!("{call} number {n} fails with errno {errno}");
+                if let Err(e) = w.try_add_on(device.clone(), &quick()) {
+                    refused += 1;
+                    let text = e.to_string();
+                    assert!(text.contains("sim1"), "{at}: no device in: {text}");
+                    assert!(text.contains(call.name()), "{at}: no call in: {text}");
+                    assert!(text.contains(&format!("errno {errno}")), "{at}: {text}");
+                    assert_eq!(e.errno(), Some(errno), "{at}");
+                    if errno == ENOMEM && matches!(call, Call::RegMr | Call::CreateUdQp) {
+                        assert_eq!(e.kind(), ErrorKind::NoMemory, "{at}: {text}");
+                        assert!(text.contains("ulimit -l"), "{at}: {text}");
+                    }
+                    // The device is well again: the next attempt works.
+                    device.clear_scripts();
+                    w.try_add_on(device.clone(), &quick()).expect("a second attempt");
+                }
+                device.clear_scripts();
+                assert_clean(w, &device, &at);
+            }
+        }
+    }
+    assert!(refused >= 8, "{refused}: too few calls are made at open for this test to mean anything");
+}
+
+/// What happened to operations in a life.
+#[derive(Clone, Default)]
+struct Tally {
+    posted: Arc<Mutex<usize>>,
+    results: Arc<Mutex<Vec<Result<(), ErrorKind>>>>,
+}
+
+/// Connects, sends, flushes, receives, closes: as far as it gets.
+fn live(w: &mut World<Mocked>, i: usize, tally: &Tally) -> Result<(), String> {
+    let ep = {
+        let to = w.nodes[0].iface();
+        let params = uct::EpParams::to_iface(&to.device_address(), &to.iface_address());
+        w.nodes[i].iface().ep(&params).map_err(|e| format!("connect: {e}"))?
+    };
+    let region = w.nodes[i].md.mem_alloc(256).map_err(|e| format!("memory: {e}"))?;
+    let mut errors = Vec::new();
+    for k in 0..300u64 {
+        let results = tally.results.clone();
+        let comp = Completion::new(move |r| results.lock().push(r));
+        let posted = match k % 3 {
+            0 => ep.am_short(ID, k, b"x").map(|()| Posted::Done),
+            1 => ep.am_bcopy(ID, &mut |to| to.len().min(500)).map(|_| Posted::Done),
+            _ => ep.am_zcopy(ID, b"h", &[region.slice(0..256).expect("a slice")], Some(&comp)),
+        };
+        // Only operations in progress will complete; the others leave the completion to us, which fires it.
+        let counts = matches!(posted, Ok(Posted::InProgress));
+        if counts {
+            *tally.posted.lock() += 1;
+        }
+        drop(comp);
+        if !counts {
+            tally.results.lock().pop();
+        }
+        match posted {
+            Ok(_) | Err(SendError::NoResource) => {}
+            Err(SendError::Failed(e)) => errors.push(e.to_string()),
+        }
+        w.step();
+    }
+    w.run_for(Duration::from_secs(2));
+    let flushed = ep.flush(FlushMode::Local, None);
+    if let Err(SendError::Failed(e)) = flushed {
+        errors.push(e.to_string());
+    }
+    drop(ep);
+    w.run_for(Duration::from_millis(10));
+    match errors.first() {
+        Some(e) => Err(e.clone()),
+        None => Ok(()),
+    }
+}
+
+#[test]
+fn life_goes_on_or_ends_cleanly_at_every_call() {
+    let mut failed = 0;
+    for &call in Call::ALL {
+        for n in [1, 2, 7, 40] {
+            let (mut w, device) = world("life_goes_on_or_ends_cleanly_at_every_call");
+            let i = w.add_on(device.clone(), &quick());
+            device.fail_nth(call, n, EIO);
+            let at = format!("{call} number {n} fails");
+            let tally = Tally::default();
+            let outcome = catch_unwind(AssertUnwindSafe(|| live(&mut w, i, &tally))).unwrap_or_else(|_| panic!("{at}"));
+            if let Err(text) = &outcome {
+                failed += 1;
+                assert!(text.contains("sim1"), "{at}: {text}");
+                assert!(text.contains(call.name()) || text.contains("errno"), "{at}: {text}");
+            }
+            // A call that failed once fails at most one thing: the peer is not told apart from a healthy one.
+            assert!(w.nodes[i].failures.lock().len() <= 1, "{at}");
+            w.nodes[i].iface = None;
+            let (posted, results) = (*tally.posted.lock(), tally.results.lock().clone());
+            assert_eq!(posted, results.len(), "{at}: every accepted operation completes once");
+            device.clear_scripts();
+            // A deregistration or destruction that was refused is a leak of the device's own making.
+            if !matches!(call, Call::DeregMr | Call::DestroyAh) || device.failures(call) == 0 {
+                assert_clean(w, &device, &at);
+            }
+        }
+    }
+    assert!(failed >= 4, "{failed}");
+}
+
+#[test]
+fn create_ah_errors_are_explained() {
+    for (errno, kind, words) in [
+        (ETIMEDOUT, ErrorKind::EndpointTimeout, "ip neigh"),
+        (ENETUNREACH, ErrorKind::Unreachable, "ip route get"),
+        (EHOSTUNREACH, ErrorKind::Unreachable, "ip route get"),
+        (ENODATA, ErrorKind::Unreachable, "not in the port's table"),
+        (EINVAL, ErrorKind::InvalidAddress, "UCX_IB_GID_INDEX"),
+        (ENOMEM, ErrorKind::NoMemory, "no room for another address handle"),
+        (EAGAIN, ErrorKind::Io, "the device refused"),
+    ] {
+        let (mut w, device) = world("create_ah_errors_are_explained");
+        let i = w.add_on(device.clone(), &quick());
+        device.fail_always(Call::CreateAh, Some(errno));
+        let to = w.nodes[0].iface();
+        let params = uct::EpParams::to_iface(&to.device_address(), &to.iface_address());
+        let e = w.nodes[i].iface().ep(&params).expect_err("no address handle");
+        let text = e.to_string();
+        assert_eq!((e.kind(), e.errno()), (kind, Some(errno)), "{text}");
+        for part in ["sim1:1", "create_ah", "::ffff:10.0.0.1", "::ffff:10.0.0.2", words] {
+            assert!(text.contains(part), "no `{part}` in: {text}");
+        }
+        assert_eq!(e.scope(), Scope::Endpoint, "{text}");
+        // Refused at once: not reported a second time.
+        assert!(w.nodes[i].failures.lock().is_empty());
+        // The failure is remembered for a short while, and then forgotten.
+        device.fail_always(Call::CreateAh, None);
+        w.run_for(Duration::from_secs(60));
+        let ep = w.nodes[i].connect(&w.nodes[0]);
+        w.send(|| ep.am_short(ID, 0, b""));
+        w.run_until("it works again", |w| w.nodes[0].inbox.lock().len() == 1);
+        drop(ep);
+        assert_clean(w, &device, &text);
+    }
+}
+
+#[test]
+fn slow_create_ah_that_fails_reports_through_the_handler() {
+    // A device whose create_ah sleeps: the endpoint is there at once, its failure comes later.
+    let (mut w, device) = world("slow_create_ah_that_fails_reports_through_the_handler");
+    device.set_attr(|a| a.ah_create_sleeps = true);
+    let i = w.add_on(device.clone(), &quick());
+    device.fail_always(Call::CreateAh, Some(ETIMEDOUT));
+    let ep = w.nodes[i].connect(&w.nodes[0]);
+    assert!(matches!(ep.am_short(ID, 0, b""), Err(SendError::NoResource)));
+    w.run_until("the failure is reported", |w| !w.nodes[i].failures.lock().is_empty());
+    let f = w.nodes[i].failures.lock()[0].clone();
+    let text = f.error.to_string();
+    assert!(text.contains("create_ah") && text.contains("ip neigh"), "{text}");
+    assert_eq!(f.kind, ErrorKind::EndpointTimeout);
+    drop(ep);
+    assert_clean(w, &device, &text);
+}
+
+#[test]
+fn registration_failure_while_sending_is_an_error_of_the_send() {
+    let (mut w, device) = world("registration_failure_while_sending_is_an_error_of_the_send");
+    let i = w.add_on(device.clone(), &quick());
+    let ep = w.nodes[i].connect(&w.nodes[0]);
+    w.run_for(Duration::from_millis(1));
+    device.fail_always(Call::RegMr, Some(ENOMEM));
+    let e = match ep.am_bcopy(ID, &mut |_| 100) {
+        Err(SendError::Failed(e)) => e,
+        other => panic!("no memory for it: {other:?}"),
+    };
+    assert_eq!(e.kind(), ErrorKind::NoMemory);
+    assert!(e.to_string().contains("ulimit -l"), "{e}");
+    // With memory it goes on where it was: the failed attempt took nothing.
+    device.clear_scripts();
+    w.send(|| ep.am_bcopy(ID, &mut |_| 100));
+    w.run_until("it arrives", |w| w.nodes[0].inbox.lock().len() == 1);
+    w.settle();
+    drop(ep);
+    assert_clean(w, &device, "after all");
+}
+
+#[test]
+fn connecting_without_memory_says_so() {
+    // The request needs registered memory. Without it nothing is sent, and the error must not blame the peer alone.
+    let (mut w, device) = world("connecting_without_memory_says_so");
+    let i = w.add_on(device.clone(), &quick());
+    device.fail_always(Call::RegMr, Some(ENOMEM));
+    let ep = w.nodes[i].connect(&w.nodes[0]);
+    w.run_until("the failure is reported", |w| !w.nodes[i].failures.lock().is_empty());
+    let text = w.nodes[i].failures.lock()[0].error.to_string();
+    assert!(text.contains("reg_mr") && text.contains("ulimit -l"), "{text}");
+    drop(ep);
+    device.clear_scripts();
+    assert_clean(w, &device, &text);
+}
+
+#[test]
+fn post_recv_failure_fails_the_interface_once() {
+    let (mut w, device) = world("post_recv_failure_fails_the_interface_once");
+    let i = w.add_on(device.clone(), &quick());
+    let ep = w.nodes[i].connect(&w.nodes[0]);
+    w.send(|| ep.am_short(ID, 0, b""));
+    w.settle();
+    device.fail_next(Call::PostRecv, ENOMEM);
+    let back = w.nodes[0].connect(&w.nodes[i]);
+    for k in 0..100 {
+        let _ = back.am_short(ID, k, b"");
+        w.step();
+    }
+    let e = match ep.am_short(ID, 0, b"") {
+        Err(SendError::Failed(e)) => e,
+        other => panic!("the interface is lost: {other:?}"),
+    };
+    let text = e.to_string();
+    assert_eq!((e.kind(), e.scope(), e.errno()), (ErrorKind::Io, Scope::Interface, Some(ENOMEM)), "{text}");
+    assert!(text.contains("receives") && text.contains("close the interface"), "{text}");
+    // Everything says the same.
+    let to = w.nodes[0].iface();
+    let params = uct::EpParams::to_iface(&to.device_address(), &to.iface_address());
+    assert_eq!(w.nodes[i].iface().ep(&params).expect_err("lost").to_string(), text);
+    match w.nodes[i].iface().flush(FlushMode::Local, None) {
+        Err(SendError::Failed(e)) => assert_eq!(e.to_string(), text),
+        other => panic!("{other:?}"),
+    }
+    drop((ep, back));
+    assert_clean(w, &device, &text);
+}
+
+#[test]
+fn lost_interface_completes_what_was_accepted() {
+    let (mut w, device) = world("lost_interface_completes_what_was_accepted");
+    let i = w.add_on(device.clone(), &quick());
+    let ep = w.nodes[i].connect(&w.nodes[0]);
+    w.send(|| ep.am_short(ID, 0, b""));
+    w.settle();
+    w.nodes[0].motion = uct_tests::world::Motion::Stopped;
+    let region = w.nodes[i].md.mem_alloc(64).expect("memory");
+    let (comp, status) = Completion::polled();
+    let posted = ep.am_zcopy(ID, b"", &[region.slice(0..64).expect("a slice")], Some(&comp)).expect("a send");
+    assert_eq!(posted, Posted::InProgress);
+    drop(comp);
+    device.fail_always(Call::PostSend, Some(EIO));
+    let e = match ep.am_short(ID, 0, b"") {
+        Err(SendError::Failed(e)) => e.to_string(),
+        other => panic!("{other:?}"),
+    };
+    assert!(e.contains("posting a send failed") && e.contains("post_send"), "{e}");
+    // What was accepted ends with the interface, not after a time-out, and each endpoint is told once.
+    w.run_for(Duration::from_millis(20));
+    assert_eq!(status.poll(), Some(Err(ErrorKind::Io)));
+    w.run_for(Duration::from_secs(2));
+    let reported: Vec<String> = w.nodes[i].failures.lock().iter().map(|f| f.error.to_string()).collect();
+    assert_eq!(reported, [e]);
+    w.nodes[i].iface = None;
+    drop(ep);
+    device.clear_scripts();
+    drop(region);
+    assert_clean(w, &device, "closed");
+}
+
+#[test]
+fn failed_completions_of_a_living_queue_pair_lose_packets_only() {
+    let (mut w, device) = world("failed_completions_of_a_living_queue_pair_lose_packets_only");
+    let i = w.add_on(device.clone(), &quick());
+    let ep = w.nodes[i].connect(&w.nodes[0]);
+    let back = w.nodes[0].connect(&w.nodes[i]);
+    for k in 0..200 {
+        if k % 40 == 5 {
+            device.force_recv_status(WcStatus::LocalLength);
+        }
+        if k % 40 == 15 {
+            device.force_send_status(WcStatus::LocalQpOp);
+        }
+        w.send(|| ep.am_short(ID, k, b""));
+        w.send(|| back.am_short(ID, k, b""));
+    }
+    w.run_until("all arrive", |w| w.nodes[0].inbox.lock().len() == 200 && w.nodes[i].inbox.lock().len() == 200);
+    assert!(w.nodes[i].counter("rx.errors") > 0);
+    assert_eq!(w.nodes[i].counter("qp.resets"), 0);
+    w.settle();
+    drop((ep, back));
+    assert_clean(w, &device, "after all");
+}
+
+#[test]
+fn queue_pair_in_error_is_reset_and_goes_on() {
+    let (mut w, device) = world("queue_pair_in_error_is_reset_and_goes_on");
+    let i = w.add_on(device.clone(), &quick());
+    let ep = w.nodes[i].connect(&w.nodes[0]);
+    let back = w.nodes[0].connect(&w.nodes[i]);
+    for k in 0..300 {
+        if k % 60 == 30 {
+            device.inner().fail_qps();
+        }
+        w.send(|| ep.am_short(ID, k, b""));
+        w.send(|| back.am_short(ID, k, b""));
+    }
+    w.run_until("all arrive", |w| w.nodes[0].inbox.lock().len() == 300 && w.nodes[i].inbox.lock().len() == 300);
+    assert!(w.nodes[i].counter("qp.resets") >= 5, "{}", w.nodes[i].counter("qp.resets"));
+    let posted = w.nodes[i].counter("rx.buffers_posted");
+    assert!(posted > 4000, "{posted} receives are posted again");
+    w.settle();
+    drop((ep, back));
+    assert_clean(w, &device, "after all");
+}
+
+#[test]
+fn idle_queue_pair_in_error_is_noticed() {
+    // It only receives, and nothing arrives any more: no completion of a send tells it.
+    let (mut w, device) = world("idle_queue_pair_in_error_is_noticed");
+    let i = w.add_on(device.clone(), &quick());
+    let back = w.nodes[0].connect(&w.nodes[i]);
+    w.send(|| back.am_short(ID, 0, b""));
+    w.settle();
+    device.inner().fail_qps();
+    w.send(|| back.am_short(ID, 1, b""));
+    w.run_until("it arrives all the same", |w| w.nodes[i].inbox.lock().len() == 2);
+    drop(back);
+    assert_clean(w, &device, "after all");
+}
+
+#[test]
+fn queue_pair_that_cannot_be_reset_fails_the_interface() {
+    let (mut w, device) = world("queue_pair_that_cannot_be_reset_fails_the_interface");
+    let i = w.add_on(device.clone(), &quick());
+    let ep = w.nodes[i].connect(&w.nodes[0]);
+    w.send(|| ep.am_short(ID, 0, b""));
+    w.settle();
+    device.fail_always(Call::Reset, Some(EIO));
+    device.inner().fail_qps();
+    w.run_for(Duration::from_millis(200));
+    let _ = ep.am_short(ID, 1, b"");
+    w.run_for(Duration::from_millis(200));
+    let text = match ep.am_short(ID, 2, b"") {
+        Err(SendError::Failed(e)) => e.to_string(),
+        other => panic!("the interface is lost: {other:?}"),
+    };
+    assert!(text.contains("cannot be reset") && text.contains("modify_qp") && text.contains("sim1"), "{text}");
+    assert_eq!(w.nodes[i].counter("qp.resets"), 1, "it is not tried for ever");
+    drop(ep);
+    assert_clean(w, &device, &text);
+}
+
+#[test]
+fn async_events_are_survived() {
+    let (mut w, device) = world("async_events_are_survived");
+    let i = w.add_on(device.clone(), &quick());
+    let ep = w.nodes[i].connect(&w.nodes[0]);
+    w.send(|| ep.am_short(ID, 0, b""));
+    let gid = device.inner().gid();
+    let events = [
+        AsyncEvent::PortError(1),
+        AsyncEvent::PortActive(1),
+        AsyncEvent::GidChange(1),
+        AsyncEvent::LidChange(1),
+        AsyncEvent::SmChange(1),
+        AsyncEvent::ClientReregister(1),
+        AsyncEvent::PkeyChange(1),
+        AsyncEvent::NeighbourChange(gid),
+        AsyncEvent::Unknown(77),
+        AsyncEvent::PortError(9),
+    ];
+    for (sent, e) in (1u64..).zip(events) {
+        device.inject_event(e);
+        w.run_for(Duration::from_millis(200));
+        w.send(|| ep.am_short(ID, sent, b""));
+        w.run_until("it goes on", |w| w.nodes[0].inbox.lock().len() as u64 == sent + 1);
+    }
+    w.settle();
+    drop(ep);
+    assert_clean(w, &device, "after all events");
+}
+
+#[test]
+fn port_down_and_up_within_the_time_out_costs_nothing() {
+    let (mut w, device) = world("port_down_and_up_within_the_time_out_costs_nothing");
+    let i = w.add_on(device.clone(), &quick());
+    let ep = w.nodes[i].connect(&w.nodes[0]);
+    w.send(|| ep.am_short(ID, 0, b""));
+    w.settle();
+    device.inner().set_port_active(false);
+    w.send(|| ep.am_short(ID, 1, b""));
+    w.run_for(Duration::from_millis(200));
+    assert_eq!(w.nodes[0].inbox.lock().len(), 1);
+    device.inner().set_port_active(true);
+    w.run_until("it arrives", |w| w.nodes[0].inbox.lock().len() == 2);
+    assert!(w.nodes[i].failures.lock().is_empty());
+    drop(ep);
+    assert_clean(w, &device, "after all");
+}
+
+#[test]
+fn fatal_device_fails_calls_and_closes_cleanly() {
+    let (mut w, device) = world("fatal_device_fails_calls_and_closes_cleanly");
+    let i = w.add_on(device.clone(), &quick());
+    let ep = w.nodes[i].connect(&w.nodes[0]);
+    w.send(|| ep.am_short(ID, 0, b""));
+    w.settle();
+    let region = w.nodes[i].md.mem_alloc(64).expect("memory");
+    let (comp, status) = Completion::polled();
+    let posted = ep.am_zcopy(ID, b"", &[region.slice(0..64).expect("a slice")], Some(&comp));
+    drop(comp);
+    device.inner().set_fatal();
+    w.run_for(Duration::from_secs(5));
+    // Either the endpoint or the whole interface has said so by now.
+    match ep.am_short(ID, 1, b"") {
+        Err(SendError::Failed(e)) => assert!(e.to_string().contains("sim1"), "{e}"),
+        other => panic!("the device is gone: {other:?}"),
+    }
+    assert!(w.nodes[i].failures.lock().len() <= 1);
+    drop(ep);
+    w.nodes[i].iface = None;
+    assert!(posted.is_err() || status.poll().is_some(), "{status:?}");
+    drop(region);
+}
+
+#[test]
+fn limit_of_address_handles_is_an_error_of_the_endpoint() {
+    let (mut w, device) = world("limit_of_address_handles_is_an_error_of_the_endpoint");
+    device.set_attr(|a| a.ah_max = 1);
+    device.set_max(1, 0, 0);
+    let i = w.add_on(device.clone(), &quick());
+    w.add(&quick());
+    let ep = w.nodes[i].connect(&w.nodes[0]);
+    w.send(|| ep.am_short(ID, 0, b""));
+    let other = w.nodes[2].iface();
+    let params = uct::EpParams::to_iface(&other.device_address(), &other.iface_address());
+    let e = w.nodes[i].iface().ep(&params).expect_err("no room");
+    assert_eq!((e.kind(), e.errno()), (ErrorKind::NoMemory, Some(ENOMEM)));
+    assert!(e.to_string().contains("a limit of 1") && e.to_string().contains("close endpoints"), "{e}");
+    // The first goes on, and when it is gone there is room.
+    w.send(|| ep.am_short(ID, 1, b""));
+    drop(ep);
+    w.run_until("the first is freed", |w| w.nodes[i].counter("eps") == 0);
+    w.run_for(Duration::from_secs(60));
+    let ep = w.nodes[i].connect(&w.nodes[2]);
+    w.send(|| ep.am_short(ID, 0, b""));
+    w.run_until("there is room", |w| w.nodes[2].inbox.lock().len() == 1);
+    drop(ep);
+    assert_clean(w, &device, "after all");
+}

@@ -1,0 +1,210 @@
+//! Real processes on the soft device: killed, stopped, forked, ended with everything open. What they do is in
+//! `src/bin/peer.rs`.
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio},
+};
+
+/// A process. It is killed if the test ends before it.
+struct Peer {
+    child: Child,
+    stdin: ChildStdin,
+    stdout: BufReader<ChildStdout>,
+    addr: String,
+}
+
+impl Peer {
+    fn new(settings: &[(&str, &str)]) -> Peer {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_peer"))
+            .env("UCX_LOG_LEVEL", "warn")
+            .envs(settings.iter().copied())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the peer starts");
+        let stdin = child.stdin.take().expect("a pipe");
+        let stdout = BufReader::new(child.stdout.take().expect("a pipe"));
+        let mut peer = Peer { child, stdin, stdout, addr: String::new() };
+        peer.addr = peer.ask("addr").strip_prefix("addr ").expect("an address").to_string();
+        peer
+    }
+
+    fn tell(&mut self, line: &str) {
+        writeln!(self.stdin, "{line}").and_then(|()| self.stdin.flush()).expect("the peer listens");
+    }
+
+    fn answer(&mut self) -> String {
+        let mut line = String::new();
+        self.stdout.read_line(&mut line).expect("the peer speaks");
+        if line.is_empty() {
+            let mut why = String::new();
+            let _ = self.child.stderr.take().map(|mut e| e.read_to_string(&mut why));
+            panic!("the peer is gone: {why}");
+        }
+        line.trim_end().to_string()
+    }
+
+    fn ask(&mut self, line: &str) -> String {
+        self.tell(line);
+        self.answer()
+    }
+
+    fn connect(&mut self, to: &Peer) -> String {
+        self.ask(&format!("connect {}", to.addr))
+    }
+
+    fn signal(&self, name: &str) {
+        let done = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status();
+        assert!(done.expect("kill runs").success());
+    }
+
+    /// Waits for its end; returns its status and what it said on its standard error.
+    fn end(&mut self) -> (ExitStatus, String) {
+        let mut errors = String::new();
+        if let Some(mut e) = self.child.stderr.take() {
+            e.read_to_string(&mut errors).expect("text");
+        }
+        (self.child.wait().expect("a status"), errors)
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+const QUICK: &[(&str, &str)] = &[("UCX_UD_TIMEOUT", "600ms"), ("UCX_UD_LINGER_TIMEOUT", "1s")];
+
+#[test]
+fn killed_process_is_reported_once_and_another_takes_over() {
+    let (mut a, mut b, mut c) = (Peer::new(QUICK), Peer::new(QUICK), Peer::new(QUICK));
+    assert_eq!(a.connect(&b), "ep 0");
+    assert_eq!(a.ask("send 0 100"), "sent 100");
+    assert_eq!(b.ask("expect 100"), "got 100");
+    assert_eq!(a.ask("flush"), "flushed");
+    b.child.kill().expect("kill");
+    b.child.wait().expect("a status");
+    // It does not know yet: some are accepted, and then the report comes.
+    let said = a.ask("send 0 100000");
+    assert!(said.contains("EndpointTimeout") || said.contains("endpoint timeout"), "{said}");
+    assert!(said.contains("UCX_UD_TIMEOUT=0.6s"), "{said}");
+    assert_eq!(a.ask("failures 1"), "failed EndpointTimeout");
+    assert_eq!(a.connect(&c), "ep 1");
+    assert_eq!(a.ask("send 1 1000"), "sent 1000");
+    assert_eq!(c.ask("expect 1000"), "got 1000");
+    assert_eq!(a.ask("failures 1"), "failed EndpointTimeout", "still one");
+}
+
+#[test]
+fn stopped_process_blames_nobody_when_it_wakes() {
+    // The peers wait for long; the one that is stopped has a short time-out, and something in flight.
+    let (mut a, mut b) = (Peer::new(QUICK), Peer::new(&[]));
+    assert_eq!(a.connect(&b), "ep 0");
+    assert_eq!(a.ask("send 0 10"), "sent 10");
+    assert_eq!(b.ask("expect 10"), "got 10");
+    b.signal("STOP");
+    assert_eq!(a.ask("send 0 1"), "sent 1");
+    a.signal("STOP");
+    // Nothing can be waited for while both stand still, but a clock.
+    let start = std::time::Instant::now();
+    while start.elapsed() < std::time::Duration::from_millis(1500) {
+        std::thread::yield_now();
+    }
+    b.signal("CONT");
+    a.signal("CONT");
+    assert_eq!(a.ask("send 0 10"), "sent 10");
+    assert_eq!(b.ask("expect 21"), "got 21");
+    assert_eq!(a.ask("flush"), "flushed");
+    assert_eq!(a.ask("failures 0"), "failed");
+}
+
+#[test]
+fn five_processes_all_to_all() {
+    let mut all: Vec<Peer> = (0..5).map(|_| Peer::new(&[])).collect();
+    let addrs: Vec<String> = all.iter().map(|p| p.addr.clone()).collect();
+    for (i, p) in all.iter_mut().enumerate() {
+        for (j, addr) in addrs.iter().enumerate().filter(|(j, _)| *j != i) {
+            assert!(p.ask(&format!("connect {addr}")).starts_with("ep "), "{i} to {j}");
+        }
+    }
+    // All at once: everybody has its orders before anybody is asked for the result.
+    for p in &mut all {
+        for ep in 0..4 {
+            p.tell(&format!("send {ep} 500"));
+        }
+        p.tell("expect 2000");
+        p.tell("flush");
+    }
+    for p in &mut all {
+        for _ in 0..4 {
+            assert_eq!(p.answer(), "sent 500");
+        }
+        assert_eq!(p.answer(), "got 2000");
+        assert_eq!(p.answer(), "flushed");
+    }
+    for p in &mut all {
+        assert_eq!(p.ask("failures 0"), "failed");
+    }
+}
+
+#[test]
+fn end_with_everything_open_is_quiet() {
+    let (mut a, mut b) = (Peer::new(&[]), Peer::new(&[]));
+    assert_eq!(a.connect(&b), "ep 0");
+    assert_eq!(a.ask("send 0 100"), "sent 100");
+    assert_eq!(b.ask("expect 100"), "got 100");
+    a.tell("quit");
+    let (status, said) = a.end();
+    assert!(status.success(), "{status}: {said}");
+    assert_eq!(said, "");
+    // In order, with a peer that is gone: bounded, whatever the peer does.
+    b.signal("CONT");
+    assert_eq!(b.ask("close"), "closed");
+    let (status, said) = b.end();
+    assert!(status.success() && said.is_empty(), "{status}: {said}");
+}
+
+#[test]
+fn closing_does_not_wait_for_a_stopped_peer() {
+    let (mut a, mut b) = (Peer::new(&[]), Peer::new(&[]));
+    assert_eq!(a.connect(&b), "ep 0");
+    assert_eq!(a.ask("send 0 10"), "sent 10");
+    assert_eq!(b.ask("expect 10"), "got 10");
+    b.signal("STOP");
+    assert_eq!(a.ask("send 0 1"), "sent 1");
+    // The default time-out of 30 s and linger time of 5 minutes must not hold it up: the answer is the proof.
+    assert_eq!(a.ask("close"), "closed");
+    let (status, said) = a.end();
+    assert!(status.success(), "{status}: {said}");
+    b.signal("CONT");
+}
+
+#[test]
+fn no_signal_handlers_are_installed() {
+    let (mut a, b) = (Peer::new(&[]), Peer::new(&[]));
+    assert_eq!(a.connect(&b), "ep 0");
+    assert_eq!(a.ask("send 0 1"), "sent 1");
+    let mask = u64::from_str_radix(a.ask("signals").strip_prefix("signals ").expect("a mask"), 16).expect("a mask");
+    // Rust's runtime catches SIGSEGV (11) and SIGBUS (7), to tell a stack overflow, and the C library keeps 32 and 33 for
+    // itself. Nobody else catches anything.
+    let runtime = [7, 11, 32, 33].iter().fold(0u64, |m, s| m | 1 << (s - 1));
+    assert_eq!(mask & !runtime, 0, "{mask:x}");
+}
+
+#[test]
+fn child_that_ends_leaves_the_parent_unharmed() {
+    let (mut a, mut b) = (Peer::new(QUICK), Peer::new(QUICK));
+    assert_eq!(a.connect(&b), "ep 0");
+    assert_eq!(a.ask("send 0 100"), "sent 100");
+    for i in 1..=3 {
+        assert_eq!(a.ask("fork"), "forked 0");
+        assert_eq!(a.ask("send 0 100"), "sent 100");
+        assert_eq!(b.ask(&format!("expect {}", 100 + i * 100)), format!("got {}", 100 + i * 100));
+    }
+    assert_eq!(a.ask("failures 0"), "failed");
+    assert_eq!(b.ask("failures 0"), "failed");
+}
