@@ -148,7 +148,7 @@ impl RdmaDevice {
         let local = gids::find(&table, grh.sgid).ok_or(NO_GID)?;
         if link == LinkLayer::Ethernet {
             let scope = match &local.netdev {
-                Some(name) if grh.dgid.is_link_local() => gids::netdev_index(name),
+                Some(name) if grh.dgid.is_link_local() => ffi::netdev_index(name),
                 _ => 0,
             };
             warm::resolve_ahead(grh.sgid, grh.dgid, scope);

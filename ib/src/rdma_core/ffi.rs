@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 use std::{
-    ffi::c_void,
+    ffi::{CStr, CString, c_void},
     mem::{offset_of, size_of, transmute},
     ptr::NonNull,
     sync::OnceLock,
@@ -147,6 +147,25 @@ pub(super) fn query_gid_table(ctx: NonNull<ibv_context>, entries: &mut [ibv_gid_
             .map(|n| n.min(len))
             .map_err(|_| VerbsError::new("query_gid_table", i32::try_from(n.unsigned_abs()).unwrap_or(libc::EIO))),
     )
+}
+
+/// The name of a network interface of this namespace.
+pub(super) fn netdev_name(index: u32) -> Option<String> {
+    let mut name = [0 as libc::c_char; libc::IF_NAMESIZE];
+    // SAFETY: room for the longest name.
+    let found = unsafe { libc::if_indextoname(index, name.as_mut_ptr()) };
+    if found.is_null() {
+        return None;
+    }
+    let bytes: Vec<u8> = name.iter().map(|c| *c as u8).collect();
+    Some(CStr::from_bytes_until_nul(&bytes).ok()?.to_string_lossy().into_owned())
+}
+
+/// The number of a network interface of this namespace, 0 if there is none of this name.
+pub(super) fn netdev_index(name: &str) -> u32 {
+    let Ok(name) = CString::new(name) else { return 0 };
+    // SAFETY: a string that ends in a zero byte.
+    unsafe { libc::if_nametoindex(name.as_ptr()) }
 }
 
 /// The bytes of a GID.

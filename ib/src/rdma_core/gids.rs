@@ -1,7 +1,7 @@
 //! The GID table of a port: asked of the library in one call where it knows how, else read from sysfs, else entry by
 //! entry, and then without versions.
 
-use std::{ffi::CStr, fs, path::Path, ptr::NonNull};
+use std::{fs, path::Path, ptr::NonNull};
 
 use rdma_sys::{ibv_context, ibv_gid_entry};
 
@@ -63,7 +63,7 @@ pub(super) fn entry(e: &ibv_gid_entry) -> Option<GidEntry> {
         _ => RoceVersion::Unknown,
     };
     let index = u8::try_from(e.gid_index).ok()?;
-    gid.is_valid().then(|| GidEntry { index, gid, version, netdev: netdev_name(e.ndev_ifindex) })
+    gid.is_valid().then(|| GidEntry { index, gid, version, netdev: ffi::netdev_name(e.ndev_ifindex) })
 }
 
 /// The table under `ports/<n>` of a device in sysfs. `None` if there is no table to be read.
@@ -105,27 +105,6 @@ pub(super) fn parse_gid(text: &str) -> Option<Gid> {
         out.copy_from_slice(&u16::from_str_radix(group, 16).ok()?.to_be_bytes());
     }
     groups.next().is_none().then_some(Gid(gid))
-}
-
-/// The name of a network interface of this namespace.
-#[allow(unsafe_code)]
-pub(super) fn netdev_name(index: u32) -> Option<String> {
-    let mut name = [0 as libc::c_char; libc::IF_NAMESIZE];
-    // SAFETY: room for the longest name.
-    let found = unsafe { libc::if_indextoname(index, name.as_mut_ptr()) };
-    if found.is_null() {
-        return None;
-    }
-    let bytes: Vec<u8> = name.iter().map(|c| *c as u8).collect();
-    Some(CStr::from_bytes_until_nul(&bytes).ok()?.to_string_lossy().into_owned())
-}
-
-/// The number of a network interface of this namespace, 0 if there is none of this name.
-#[allow(unsafe_code)]
-pub(super) fn netdev_index(name: &str) -> u32 {
-    let Ok(name) = std::ffi::CString::new(name) else { return 0 };
-    // SAFETY: a string that ends in a zero byte.
-    unsafe { libc::if_nametoindex(name.as_ptr()) }
 }
 
 /// Where the local GID is in the table now: as RoCE v2 if it is there in both versions.

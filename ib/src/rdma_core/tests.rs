@@ -14,7 +14,7 @@ use uct::mem::Buf;
 
 use super::{
     attr,
-    ffi::{Zero, check},
+    ffi::{self, Zero, check},
     gids,
     handles::RawEvent,
     list,
@@ -326,10 +326,10 @@ fn the_local_gid_is_found_by_value_as_version_2_first() {
 
 #[test]
 fn network_interfaces_by_number_and_name() {
-    let lo = gids::netdev_index("lo");
+    let lo = ffi::netdev_index("lo");
     assert_ne!(lo, 0);
-    assert_eq!(gids::netdev_name(lo).as_deref(), Some("lo"));
-    assert_eq!((gids::netdev_index("no such"), gids::netdev_name(0)), (0, None));
+    assert_eq!(ffi::netdev_name(lo).as_deref(), Some("lo"));
+    assert_eq!((ffi::netdev_index("no such"), ffi::netdev_name(0)), (0, None));
 }
 
 #[test]
