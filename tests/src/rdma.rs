@@ -105,10 +105,6 @@ impl Fabric for Rdma {
         true
     }
 
-    fn skip_to(&mut self, _end: Time) {
-        std::thread::yield_now();
-    }
-
     fn patience(&self) -> Duration {
         Duration::from_secs(60)
     }

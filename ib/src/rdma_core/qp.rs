@@ -358,12 +358,18 @@ impl UdQp for RdmaQp {
     }
 
     fn poll_send(&mut self, out: &mut Vec<SendWc>, max: usize) -> usize {
+        if self.ready.send.is_empty() {
+            return self.poll_send_cq(out, max);
+        }
         let n = max.min(self.ready.send.len());
         out.extend(self.ready.send.drain(..n));
         n + self.poll_send_cq(out, max - n)
     }
 
     fn poll_recv(&mut self, out: &mut Vec<RecvWc>, max: usize) -> usize {
+        if self.ready.recv.is_empty() {
+            return self.poll_recv_cq(out, max);
+        }
         let n = max.min(self.ready.recv.len());
         out.extend(self.ready.recv.drain(..n));
         n + self.poll_recv_cq(out, max - n)
