@@ -29,6 +29,7 @@ on_fabrics! { sim, soft;
 const ID: AmId = AmId::truncate(1);
 
 fn is_connected<F: Hooks>(w: World<F>) {
+    F::need_own_addresses();
     let mut w = w.nodes(3);
     let ep = w.nodes[0].connect(&w.nodes[1]);
     let addr = |i: usize| (w.nodes[i].iface().device_address(), w.nodes[i].iface().iface_address());
