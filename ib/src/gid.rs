@@ -110,54 +110,13 @@ pub(crate) fn version_text(version: RoceVersion) -> &'static str {
     }
 }
 
-/// Asks `device` about `port`, decides, and logs what was decided.
+/// Asks `device` about `port` and decides. The result's `Display` is the line to log at info level.
 ///
 /// On devices of the kernel, a GID is tried out by making an address handle to itself, which may sleep.
 ///
 /// # Errors
 /// As [`select`]; `NoDevice` with the errno if the port cannot be queried.
 pub fn local_port<D: Device>(device: &D, port: u8, md: &MdConfig, iface: &IfaceConfig) -> Result<LocalPort> {
-    let local = query(device, port, md, iface)?;
-    tracing::info!("using {local}");
-    Ok(local)
-}
-
-/// What an event of the device meant for a port in use.
-#[derive(Clone, Debug)]
-pub enum Refresh {
-    /// Proven to be as before: address handles keep working.
-    Unchanged,
-    /// Something that address handles contain is another now: cached ones of the port must not be used again.
-    Changed(Box<LocalPort>),
-    /// It cannot be told, because the port is down, has no GID yet, or cannot be queried. As `Changed`, and to be asked
-    /// again: after a port comes up its addresses may take seconds to appear.
-    Unknown(Error),
-}
-
-/// Asks again about a port in use, after an event. Logs one line, above debug only if the change touches what is used.
-pub fn refresh<D: Device>(device: &D, current: &LocalPort, md: &MdConfig, iface: &IfaceConfig) -> Refresh {
-    let refresh = compare(current, query(device, current.port, md, iface));
-    match &refresh {
-        Refresh::Unchanged => tracing::debug!("{}:{}: nothing of concern changed", current.device, current.port),
-        Refresh::Changed(new) => tracing::warn!("{}:{} changed, was {current}, is {new}", current.device, current.port),
-        Refresh::Unknown(why) => tracing::error!("{}:{} cannot be used for now: {why}", current.device, current.port),
-    }
-    refresh
-}
-
-/// The outcome of a refresh. A choice between equals is not looked at again: what matters is what handles are made of.
-fn compare(current: &LocalPort, new: Result<LocalPort>) -> Refresh {
-    match new {
-        Err(why) => Refresh::Unknown(why),
-        Ok(new) => {
-            let parts = |p: &LocalPort| (p.gid.index, p.gid.gid, p.gid.version, p.lid, p.mtu, p.pkey, p.pkey_index);
-            let same = parts(current) == parts(&new) && current.path_bits == new.path_bits;
-            if same { Refresh::Unchanged } else { Refresh::Changed(Box::new(new)) }
-        }
-    }
-}
-
-fn query<D: Device>(device: &D, port: u8, md: &MdConfig, iface: &IfaceConfig) -> Result<LocalPort> {
     let attr = device.attr();
     let fail = |e: VerbsError| {
         Error::new(ErrorKind::NoDevice, format!("{}:{port}: {} failed", attr.name, e.call)).with_errno(e.errno)

@@ -12,6 +12,8 @@ pub mod device;
 pub mod gid;
 pub mod md;
 pub mod mock;
+#[cfg(feature = "rdma-core")]
+pub mod rdma_core;
 pub mod reach;
 pub mod sim;
 pub mod soft;

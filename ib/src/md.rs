@@ -143,6 +143,10 @@ impl<D: Device> Registration for MrRegistration<D> {
     fn lkey(&self) -> u32 {
         self.keys.lkey
     }
+
+    fn device(&self) -> usize {
+        Arc::as_ptr(&self.device).addr()
+    }
 }
 
 impl<D: Device> Drop for MrRegistration<D> {

@@ -1,6 +1,6 @@
 //! One process, two interfaces on the soft device, `n` short messages one after the other: for counting instructions.
 //!
-//! `valgrind --tool=callgrind target/release/examples/icount N` with two values of N; the difference, divided by the
+//! `valgrind --tool=callgrind target/release/examples/icount N` with two values of N (and the name of another device); the difference, divided by the
 //! difference in N, is what one message costs in user space, sender and receiver together, system calls' entry included.
 
 use std::sync::{
@@ -16,7 +16,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut registry = Registry::new();
     ib::component::register(&mut registry);
     ud::register(&mut registry);
-    let md = registry.open_md("soft0", &env)?;
+    let device = std::env::args().nth(2).unwrap_or_else(|| "soft0".into());
+    let md = registry.open_md(&device, &env)?;
     // Without the progress thread, whose work depends on time.
     let worker = |_| Worker::new(ud::worker_params(&env)?.progress_thread(false));
     let (wa, wb) = (worker(0)?, worker(1)?);

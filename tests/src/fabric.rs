@@ -49,6 +49,9 @@ pub trait Fabric: Sized {
 
     /// What helps to understand a failure.
     fn report(&self) -> String;
+
+    /// For tests that need devices with addresses of their own: does not return where all share one.
+    fn need_own_addresses() {}
 }
 
 /// The simulated network, in virtual time.

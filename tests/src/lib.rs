@@ -1,7 +1,7 @@
 //! Conformance suites, the simulator's world, and what they share.
 //!
-//! A test is a function generic over a [`Fabric`](fabric::Fabric); [`on_fabrics!`] makes one `#[test]` of it for the simulated device
-//! and one for the soft device. Start reading at [`world`].
+//! A test is a function generic over a [`Fabric`](fabric::Fabric); [`on_fabrics!`] makes one `#[test]` of it for the simulated device,
+//! one for the soft device and, with the feature `rdma-core`, one for the RDMA device of the machine. Start reading at [`world`].
 #![deny(missing_docs)]
 #![deny(unsafe_code)]
 
@@ -13,6 +13,8 @@ pub mod hooks;
 pub mod memory;
 pub mod packets;
 pub mod raw;
+#[cfg(feature = "rdma-core")]
+pub mod rdma;
 pub mod teardown;
 pub mod world;
 
@@ -26,14 +28,17 @@ macro_rules! on_fabrics {
     (sim, soft; $($name:ident),+ $(,)?) => {
         $crate::on_fabrics! { sim; $($name),+ }
         $crate::on_fabrics! { soft; $($name),+ }
+        $crate::on_fabrics! { rdma; $($name),+ }
     };
     (sim, soft; $($name:ident),+ $(,)?; only sim; $($alone:ident),+ $(,)?) => {
         $crate::on_fabrics! { sim; $($name,)+ $($alone),+ }
         $crate::on_fabrics! { soft; $($name),+ }
+        $crate::on_fabrics! { rdma; $($name),+ }
     };
     (sim, soft; $($name:ident),+ $(,)?; only soft; $($alone:ident),+ $(,)?) => {
         $crate::on_fabrics! { sim; $($name),+ }
         $crate::on_fabrics! { soft; $($name,)+ $($alone),+ }
+        $crate::on_fabrics! { rdma; $($name),+ }
     };
     (sim; $($name:ident),+ $(,)?) => {
         mod sim {
@@ -43,6 +48,12 @@ macro_rules! on_fabrics {
     (soft; $($name:ident),+ $(,)?) => {
         mod soft {
             $(#[test] fn $name() { super::$name($crate::world::World::<$crate::fabric::Soft>::new(stringify!($name))) })+
+        }
+    };
+    (rdma; $($name:ident),+ $(,)?) => {
+        #[cfg(feature = "rdma-core")]
+        mod rdma {
+            $(#[test] fn $name() { $crate::rdma::run(stringify!($name), super::$name) })+
         }
     };
 }

@@ -66,6 +66,7 @@ fn until_freed<F: Fabric>(w: &mut World<F>, node: usize) {
 }
 
 fn endpoints_to_one_peer_share_one_handle<F: Hooks>(mut w: World<F>) {
+    F::need_own_addresses();
     for _ in 0..3 {
         w.add(&options(Duration::MAX));
     }

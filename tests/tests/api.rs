@@ -5,8 +5,9 @@ use std::sync::OnceLock;
 
 use parking_lot::Mutex;
 use proptest::prelude::*;
-use uct::{AmId, Ep, EpParams, ErrorKind, iface::Caps};
+use uct::{AmId, Blame, Ep, EpParams, ErrorKind, Scope, SendError, iface::Caps};
 use uct_tests::{
+    check::region,
     fabric::Sim,
     hooks::Hooks,
     on_fabrics,
@@ -22,11 +23,13 @@ on_fabrics! { sim, soft;
     ep_ids_and_user_data,
     counters_have_a_fixed_order,
     bad_addresses_are_refused_by_name,
+    memory_of_another_device_is_refused,
 }
 
 const ID: AmId = AmId::truncate(1);
 
 fn is_connected<F: Hooks>(w: World<F>) {
+    F::need_own_addresses();
     let mut w = w.nodes(3);
     let ep = w.nodes[0].connect(&w.nodes[1]);
     let addr = |i: usize| (w.nodes[i].iface().device_address(), w.nodes[i].iface().iface_address());
@@ -240,4 +243,29 @@ proptest! {
         w.run_until("a good endpoint works", |w| w.nodes[1].inbox.lock().iter().any(|m| m.id == 2));
         w.nodes[1].take();
     }
+}
+
+/// Its keys mean nothing here, or something else: on a device the send would end the queue pair.
+fn memory_of_another_device_is_refused<F: Hooks>(w: World<F>) {
+    let mut w = w.nodes(2);
+    let ep = w.nodes[0].connect(&w.nodes[1]);
+    w.send(|| ep.am_short(ID, 0, b""));
+    w.settle();
+    let theirs = region(&*w.nodes[1].md, &[1; 64]);
+    let ours = region(&*w.nodes[0].md, &[2; 64]);
+    let mixed = [ours.slice(0..8).unwrap(), theirs.slice(0..8).unwrap()];
+    match ep.am_zcopy(ID, b"", &mixed, None) {
+        Err(SendError::Failed(e)) => {
+            assert_eq!((e.kind(), e.scope(), e.blame()), (ErrorKind::InvalidParam, Scope::Operation, Blame::Caller));
+            assert!(e.to_string().contains("another device"), "{e}");
+        }
+        other => w.fail(&format!("{other:?}")),
+    }
+    w.nodes[1].take();
+    let _ = w.send(|| ep.am_zcopy(ID, b"", &mixed[..1], None));
+    w.settle();
+    assert_eq!(w.nodes[1].take()[0].data, [2; 8]);
+    assert_eq!(w.total("qp.resets"), 0);
+    drop((ep, mixed, ours, theirs));
+    w.finish_and_free();
 }

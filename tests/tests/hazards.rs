@@ -506,7 +506,7 @@ fn h13_connection_numbers_run_out_with_an_error() {
     let to = w.nodes[1].iface();
     let params = uct::EpParams::to_iface(&to.device_address(), &to.iface_address());
     let e = w.nodes[0].iface().ep(&params).expect_err("the numbers are used up");
-    assert_eq!(e.kind(), ErrorKind::InvalidParam);
+    assert_eq!(e.kind(), ErrorKind::ExceedsLimit);
     assert!(e.to_string().contains("connection numbers"), "{e}");
     for ep in [&a, &b] {
         w.send(|| ep.am_short(ID, 0, b""));

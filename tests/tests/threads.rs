@@ -412,3 +412,78 @@ fn an_async_handler_that_destroys_endpoints() {
     a.finish();
     b.finish();
 }
+
+/// Who sends to an id without a handler must not stop the others until the user comes back.
+#[test]
+fn messages_without_handler_do_not_stop_async_ones() {
+    let (_w, a, b) = pair("messages_without_handler_do_not_stop_async_ones");
+    let log = Log::default();
+    log_on(&b, ASYNC, true, &log);
+    let ep = a.connect(&b);
+    // More than may wait for the user.
+    for i in 0..6000 {
+        send(&a, &*ep, if i % 3 == 0 { ASYNC } else { ID }, i);
+    }
+    spin("all are delivered", || {
+        a.worker.progress();
+        log.lock().len() == 2000
+    });
+    spin("the others are dropped", || b.counter("rx.no_handler") == 4000);
+    assert_eq!(b.counter("rx.waiting"), 0);
+    drop(ep);
+    a.finish();
+    b.finish();
+}
+
+/// A handler that becomes sync in the middle of a batch is the user's from the next message on.
+#[test]
+fn async_handler_replaced_by_sync_in_its_batch() {
+    let (_w, a, b) = pair("async_handler_replaced_by_sync_in_its_batch");
+    let log = Log::default();
+    let gate = Arc::new(AtomicUsize::new(0));
+    let (iface, l, g) = (Arc::downgrade(b.iface().transport()), log.clone(), gate.clone());
+    let number = |m: &uct::AmMessage<'_>| u64::from_ne_bytes(m.data()[..8].try_into().unwrap());
+    b.iface()
+        .on_am_async(ASYNC, move |m| {
+            let n = number(&m);
+            l.lock().push((n, std::thread::current().id()));
+            if n == 0 {
+                spin("the others have arrived", || g.load(Ordering::Relaxed) == 1);
+                return;
+            }
+            let l = l.clone();
+            let next = move |m: uct::AmMessage<'_>| l.lock().push((number(&m), std::thread::current().id()));
+            let iface = iface.upgrade().unwrap();
+            iface.set_am_handler(ASYNC, Some(Arc::new(next)), uct::am::HandlerKind::Sync).unwrap();
+        })
+        .unwrap();
+    let ep = a.connect(&b);
+    send(&a, &*ep, ASYNC, 0);
+    spin("the first is delivered", || log.lock().len() == 1);
+    // What arrives while the thread is in the handler is one batch later.
+    for n in 1..4 {
+        spin("a send is accepted", || {
+            a.worker.progress();
+            // Only the network: the thread has the right to deliver.
+            b.worker.progress();
+            ep.am_short(ASYNC, n, b"").is_ok()
+        });
+    }
+    spin("they wait", || {
+        a.worker.progress();
+        b.worker.progress();
+        b.counter("rx.waiting") == 3
+    });
+    gate.store(1, Ordering::Relaxed);
+    spin("the second is delivered", || log.lock().len() >= 2);
+    spin("all are delivered", || {
+        b.worker.progress();
+        log.lock().len() == 4
+    });
+    let me = std::thread::current().id();
+    let log = log.lock();
+    assert!(log.iter().enumerate().all(|(i, (n, t))| *n == i as u64 && (*t == me) == (i > 1)), "{log:?}");
+    drop(ep);
+    a.finish();
+    b.finish();
+}

@@ -12,7 +12,7 @@
 #![allow(unsafe_code)]
 
 use std::{
-    alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error},
+    alloc::{Layout, alloc_zeroed, dealloc},
     fmt,
     ops::{Deref, DerefMut},
     ptr::NonNull,
@@ -39,7 +39,8 @@ impl Block {
     /// `len` zero bytes whose first is aligned to `align`.
     ///
     /// # Errors
-    /// `InvalidParam` if `len` is 0 or larger than the address space, or `align` is not a power of two.
+    /// `InvalidParam` if `len` is 0 or larger than the address space, or `align` is not a power of two; `NoMemory` if the
+    /// system has not that much: a size may come from a user or a setting, which must not end the process.
     pub fn new(len: usize, align: usize) -> Result<Arc<Block>> {
         let layout = Layout::from_size_align(len, align)
             .ok()
@@ -49,7 +50,10 @@ impl Block {
         let ptr = unsafe { alloc_zeroed(layout) };
         match NonNull::new(ptr) {
             Some(ptr) => Ok(Arc::new(Block { ptr, layout })),
-            None => handle_alloc_error(layout),
+            None => Err(Error::new(
+                ErrorKind::NoMemory,
+                format!("no memory for {len} bytes: ask for less, or raise the memory limits of this process"),
+            )),
         }
     }
 
@@ -229,6 +233,12 @@ impl fmt::Debug for Buf {
 pub trait Registration: Send + Sync {
     /// The key for local access in work requests.
     fn lkey(&self) -> u32;
+
+    /// Tells devices apart, for which keys are good: an address that nothing else has while the registration lives. 0 for
+    /// memory of no device.
+    fn device(&self) -> usize {
+        0
+    }
 }
 
 /// Memory registered with a device and owned by the caller, as `Vec<u8>` owns its bytes.
@@ -303,6 +313,11 @@ impl MemSlice {
         self.region.registration.lkey()
     }
 
+    /// [`Registration::device`] of the region, for transports: a key must not be used with another device.
+    pub fn device(&self) -> usize {
+        self.region.registration.device()
+    }
+
     /// The bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.region.buf[self.offset..self.offset + self.len]
@@ -359,6 +374,13 @@ mod tests {
         ] {
             assert!(Arena::new(bad).is_err(), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn more_than_there_is_is_an_error() {
+        let e = Block::new(1 << 62, 64).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::NoMemory);
+        assert!(e.to_string().contains("4611686018427387904 bytes"), "{e}");
     }
 
     struct NoReg;

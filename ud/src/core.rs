@@ -35,6 +35,7 @@ use crate::{
     config::UdConfig,
     deliver::{Delivery, Later, Ready, ThreadMark},
     ep::EpShared,
+    live::Who,
     op::Op,
     pending::PendingQueues,
     pools::{Pool, Returns},
@@ -117,6 +118,8 @@ pub(crate) struct Live<D: Device> {
     /// Flushes of the whole interface that also wait for destroyed endpoints.
     pub(crate) flushes: Vec<(uct::completion::CompletionToken, Vec<EpId>)>,
     pub(crate) gids: Vec<Gid>,
+    /// The interface's own is not among them, which was told.
+    pub(crate) gid_lost: bool,
     /// The domain's event count at the last look.
     pub(crate) events_seen: u64,
     pub(crate) failed: Option<Error>,
@@ -124,6 +127,9 @@ pub(crate) struct Live<D: Device> {
     pub(crate) endpoints_failed: bool,
     /// A receive completed with an error: look at the state of the queue pair.
     pub(crate) rx_failed: bool,
+    /// Messages that the engine keeps beyond gaps, of all endpoints: what strangers can make us keep has a bound.
+    pub(crate) held: usize,
+    pub(crate) held_max: usize,
     pub(crate) wcs: Vec<RecvWc>,
     pub(crate) post_scratch: Vec<Buf>,
     /// Messages that wait for the user's thread.
@@ -147,6 +153,8 @@ pub(crate) struct Counters {
     pub(crate) rx_dgid: u64,
     pub(crate) rx_bad_creq: u64,
     pub(crate) rx_queue_full: u64,
+    pub(crate) rx_held_full: u64,
+    pub(crate) rx_no_memory: u64,
     pub(crate) rx_errors: u64,
     pub(crate) qp_resets: u64,
     pub(crate) re_resolved: u64,
@@ -202,7 +210,10 @@ impl<D: Device> Core<D> {
 
     /// Ends a delivery: buffers go home, the right to deliver goes back, what callbacks sent leaves. Returns what callbacks
     /// have left for the end of their batch.
-    pub(crate) fn end_delivery(&self, mut d: Box<Delivery>) -> Vec<Later> {
+    ///
+    /// For [`Who::Thread`] that stays in the state, also for a moment: while the progress thread had it, a destroy in the
+    /// user's thread would miss what it must settle.
+    pub(crate) fn end_delivery(&self, mut d: Box<Delivery>, who: Who) -> Vec<Later> {
         let mut guard = self.state.lock();
         let st = &mut *guard;
         st.delivering_on = None;
@@ -215,10 +226,11 @@ impl<D: Device> Core<D> {
                     live.ready.push_front(r);
                 }
                 live.tx.ring(&mut live.qp);
-                let mut later = std::mem::take(&mut live.later);
+                // What is left of a batch whose callback panicked is older.
                 if !d.later.is_empty() {
-                    later = d.later.drain(..).chain(later).collect();
+                    live.later.splice(0..0, d.later.drain(..));
                 }
+                let later = if who == Who::User { std::mem::take(&mut live.later) } else { Vec::new() };
                 st.delivery = Some(d);
                 later
             }

@@ -19,7 +19,10 @@ use uct::{
     mem::Buf,
 };
 
-use crate::{core::Core, op::NETH_LEN, proto::EpId};
+use crate::{core::Core, live::Who, op::NETH_LEN, proto::EpId};
+
+/// A table of handlers.
+pub(crate) type Handlers = [HandlerEntry; AmId::COUNT];
 
 /// A message that waits for its handler.
 pub(crate) struct Ready {
@@ -92,7 +95,7 @@ pub(crate) struct Delivery {
     pub(crate) current: Option<Buf>,
     /// Buffers that were not kept.
     pub(crate) used: Vec<Buf>,
-    handlers: Arc<[HandlerEntry; AmId::COUNT]>,
+    handlers: Arc<Handlers>,
     generation: u64,
 }
 
@@ -109,7 +112,7 @@ impl Delivery {
     }
 
     /// Takes the table that is in force. The one before comes back, to be dropped where user code may run.
-    pub(crate) fn refresh<D: Device>(&mut self, core: &Core<D>) -> Option<Arc<[HandlerEntry; AmId::COUNT]>> {
+    pub(crate) fn refresh<D: Device>(&mut self, core: &Core<D>) -> Option<Arc<Handlers>> {
         let generation = core.handlers.generation();
         if generation == self.generation {
             return None;
@@ -134,22 +137,29 @@ impl<'a, D: Device> Delivering<'a, D> {
 
     /// Puts the delivery back, then does what callbacks have left for the end of their batch.
     pub(crate) fn finish(mut self) {
-        let later = self.delivery.take().map(|d| self.core.end_delivery(d)).unwrap_or_default();
+        let later = self.delivery.take().map(|d| self.core.end_delivery(d, Who::User)).unwrap_or_default();
         if !later.is_empty() {
             self.core.run_later(later);
         }
     }
 
-    /// Calls handlers for the batch. Returns how many messages there were.
-    pub(crate) fn messages(&mut self) -> usize {
+    /// Calls handlers for the batch. Returns how many messages there were. What the progress thread may not deliver stays
+    /// in the batch.
+    pub(crate) fn messages(&mut self, who: Who) -> usize {
         let Some(d) = self.delivery.as_deref_mut() else { return 0 };
         let mut n = 0;
         // A handler may close the interface: nothing is called after that.
         while !self.core.closed.load(Ordering::Relaxed)
-            && let Some(Ready { buf, len, am_id, ep }) = d.batch.pop_front()
+            && let Some(ready) = d.batch.pop_front()
         {
-            n += 1;
             drop(d.refresh(self.core));
+            if who == Who::Thread && is_sync(&d.handlers, ready.am_id) {
+                // It was async when the batch was taken.
+                d.batch.push_front(ready);
+                break;
+            }
+            n += 1;
+            let Ready { buf, len, am_id, ep } = ready;
             let front = buf.front_len();
             d.current = Some(buf);
             // If the handler replaces the table it is called from, this reference keeps the old one alive.
@@ -190,14 +200,15 @@ impl<'a, D: Device> Delivering<'a, D> {
 impl<D: Device> Drop for Delivering<'_, D> {
     fn drop(&mut self) {
         if let Some(d) = self.delivery.take() {
-            // A callback has panicked: what is left waits for the next progress.
-            let later = self.core.end_delivery(d);
-            self.core.put_back_later(later);
+            // The progress thread, or a callback has panicked: what is left waits for the next progress. Only what an
+            // interface has left that was closed meanwhile is for here.
+            let orphans = self.core.end_delivery(d, Who::Thread);
+            self.core.run_later(orphans);
         }
     }
 }
 
-/// True if this message's handler may run on the progress thread.
-pub(crate) fn is_async(table: &[HandlerEntry; AmId::COUNT], am_id: u8) -> bool {
-    matches!(&table[am_id as usize & (AmId::COUNT - 1)], Some((_, HandlerKind::Async)))
+/// True if this message's handler must not run on the progress thread.
+pub(crate) fn is_sync(table: &Handlers, am_id: u8) -> bool {
+    matches!(&table[am_id as usize & (AmId::COUNT - 1)], Some((_, HandlerKind::Sync)))
 }

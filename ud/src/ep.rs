@@ -66,7 +66,7 @@ impl<D: Device> EpShared<D> {
             return Err(e.clone());
         }
         if self.closed.load(Ordering::Relaxed) {
-            return Err(self.err(ErrorKind::Closed, "the endpoint is closed"));
+            return Err(self.err(ErrorKind::Closed, "the endpoint is closed").scoped(Scope::Endpoint));
         }
         Ok(live)
     }
@@ -288,6 +288,13 @@ impl<D: Device> Endpoint for EpShared<D> {
         }
         if iov.len() > limits.iov {
             let text = format!("zero-copy message of {} pieces: at most {}", iov.len(), limits.iov);
+            return Err(self.err(ErrorKind::InvalidParam, text).into());
+        }
+        // A key of another device would put the queue pair into the ERROR state, with everybody's messages.
+        let here = Arc::as_ptr(self.core.md.device()).addr();
+        if iov.iter().any(|s| s.device() != here) {
+            let text =
+                "zero-copy message from memory of another device: allocate it from this interface's memory domain";
             return Err(self.err(ErrorKind::InvalidParam, text).into());
         }
         let len = iov.iter().fold(header.len(), |n, s| n.saturating_add(s.len()));
@@ -534,7 +541,8 @@ impl<D: Device> Core<D> {
     /// Does what must be done with no lock held.
     pub(crate) fn run_later(&self, later: Vec<Later>) {
         let mut failed_peer = Vec::new();
-        for l in later {
+        let mut rest = Rest { core: self, later: later.into_iter() };
+        for l in rest.later.by_ref() {
             l.run(self, &mut failed_peer);
         }
         for ep in failed_peer {
@@ -555,6 +563,24 @@ impl<D: Device> Core<D> {
             .collect();
         for e in same {
             live.engine.invalidate(now, e);
+        }
+        // So that who looks whether he may sleep sees that there are reports.
+        live.pump(self);
+        live.tx.ring(&mut live.qp);
+    }
+}
+
+/// What [`Core::run_later`] has not got to. If a callback panics, the others keep their results, for the next progress.
+struct Rest<'a, D: Device> {
+    core: &'a Core<D>,
+    later: std::vec::IntoIter<Later>,
+}
+
+impl<D: Device> Drop for Rest<'_, D> {
+    fn drop(&mut self) {
+        let later: Vec<Later> = self.later.by_ref().collect();
+        if !later.is_empty() {
+            self.core.put_back_later(later);
         }
     }
 }

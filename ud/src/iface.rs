@@ -69,6 +69,9 @@ pub struct Tuning {
     pub features: Option<Features>,
     /// Endpoints made by strangers' requests that nobody claims; 65,536 if absent.
     pub passive_max: Option<usize>,
+    /// Messages beyond gaps that are kept, over all endpoints, until the gap is closed; 8192 if absent. What comes beyond
+    /// the bound is dropped, and the peer sends it again.
+    pub held_max: Option<usize>,
 }
 
 /// Opens a UD interface on port `port` of the domain's device.
@@ -218,10 +221,13 @@ impl<D: Device> Core<D> {
             resolving: Vec::new(),
             flushes: Vec::new(),
             gids: gids.into_iter().map(|g| g.gid).collect(),
+            gid_lost: false,
             events_seen: md.event_count(),
             failed: None,
             endpoints_failed: false,
             rx_failed: false,
+            held: 0,
+            held_max: tuning.held_max.unwrap_or(8192),
             wcs: Vec::with_capacity(64),
             post_scratch: Vec::new(),
             ready: VecDeque::new(),
@@ -331,7 +337,8 @@ impl<D: Device> Core<D> {
         self.run_later(later);
         drop(requests);
         // Handlers may hold endpoints of this interface, which hold it. They end last: settling was theirs to see.
-        drop((self.handlers.clear(), delivery, self.error_handler.lock().take()));
+        let error_handler = self.error_handler.lock().take();
+        drop((self.handlers.clear(), delivery, error_handler));
     }
 }
 
@@ -649,6 +656,8 @@ impl<D: Device> Interface for Core<D> {
             c("rx.dgid", k.rx_dgid),
             c("rx.bad_creq", k.rx_bad_creq),
             c("rx.queue_full", k.rx_queue_full),
+            c("rx.held_full", k.rx_held_full),
+            c("rx.no_memory", k.rx_no_memory),
             c("rx.errors", k.rx_errors),
             c("rx.no_handler", self.no_handler.load(Ordering::Relaxed)),
             c("qp.resets", k.qp_resets),

@@ -19,8 +19,8 @@ use crate::{
     op::{NETH_LEN, Op, SgeList},
     pools::SMALL_LEN,
     proto::{
-        Begun, CreqInfo, EpId, Event, ExtCaps, FailDetail, Features, Outstanding, PeerCaps, Refused, RxMeta, RxVerdict,
-        SendKind, TransmitKind,
+        Begun, CreqInfo, CreqOutcome, DropReason, EpId, EpStateView, Event, ExtCaps, FailDetail, Features, Outstanding,
+        PeerCaps, Refused, RxMeta, RxVerdict, SendKind, TransmitKind,
     },
     tx::{Link, PostFlags, Retired},
 };
@@ -125,7 +125,7 @@ impl<D: Device> Live<D> {
     fn receive(&mut self, core: &Core<D>, wc: RecvWc) {
         let RecvWc { buf, byte_len, src_qpn, grh, status, .. } = wc;
         if status != WcStatus::Success {
-            tracing::debug!("{}: a receive completed with {status:?}", core.attr.device);
+            tracing::trace!("{}: a receive completed with {status:?}", core.attr.device);
             self.counters.rx_errors += 1;
             self.rx_failed = true;
             self.rx.put(buf);
@@ -152,10 +152,16 @@ impl<D: Device> Live<D> {
             RxVerdict::Deliver { ep, am_id } => {
                 self.ready.push_back(Ready { buf, len: payload, am_id, ep });
             }
-            RxVerdict::Hold { ep, psn, am_id } => {
+            RxVerdict::Hold { ep, psn, am_id } if self.held < self.held_max => {
                 let mut buf = buf;
                 set_held_len(&mut buf, payload);
+                self.held += 1;
                 self.engine.hold(ep, psn, am_id, buf);
+            }
+            RxVerdict::Hold { .. } => {
+                // Not kept, so not named to the peer: it comes again.
+                self.counters.rx_held_full += 1;
+                self.rx.put(buf);
             }
             RxVerdict::Creq(info) => {
                 self.creq(core, packet, info);
@@ -163,9 +169,8 @@ impl<D: Device> Live<D> {
             }
             RxVerdict::Control => self.rx.put(buf),
             RxVerdict::Drop(reason) => {
-                if meta.can_deliver {
-                    tracing::trace!("{}: dropped a packet from qp {src_qpn}: {reason:?}", core.attr.device);
-                } else {
+                tracing::trace!("{}: dropped a packet from qp {src_qpn}: {reason:?}", core.attr.device);
+                if reason == DropReason::NoRoom {
                     self.counters.rx_queue_full += 1;
                 }
                 self.rx.put(buf);
@@ -180,6 +185,7 @@ impl<D: Device> Live<D> {
         while self.ready.len() < READY_MAX
             && let Some((ep, am_id, held)) = self.engine.poll_held()
         {
+            self.held = self.held.saturating_sub(1);
             // The length travels in the buffer's GRH area, see `set_held_len`.
             let len = held_len(&held);
             self.ready.push_back(Ready { buf: held, len, am_id, ep });
@@ -206,18 +212,26 @@ impl<D: Device> Live<D> {
             Ok((addr, _)) => addr,
             Err(e) => {
                 self.counters.rx_bad_creq += 1;
-                tracing::debug!("{}: connection request with a bad address: {e}", core.attr.device);
+                tracing::trace!("{}: connection request with a bad address: {e}", core.attr.device);
                 return;
             }
         };
         match ib::addr::ah_attr(&core.port, &addr, info.path_index) {
             Ok(attr) => {
                 let outcome = self.engine.handle_creq(self.now, info, attr, peer_caps(&addr));
-                tracing::debug!("{}: connection request from {attr}: {outcome:?}", core.attr.device);
+                // Once per endpoint; repetitions and refusals come as often as the network likes.
+                match outcome {
+                    CreqOutcome::Created(ep) => tracing::debug!(
+                        "{}: ep {:#x} made for a connection request from {attr}",
+                        core.attr.device,
+                        ep.wire_id()
+                    ),
+                    _ => tracing::trace!("{}: connection request from {attr}: {outcome:?}", core.attr.device),
+                }
             }
             Err(e) => {
                 self.counters.rx_bad_creq += 1;
-                tracing::debug!("{}: connection request that cannot be answered: {e}", core.attr.device);
+                tracing::trace!("{}: connection request that cannot be answered: {e}", core.attr.device);
             }
         }
     }
@@ -237,7 +251,11 @@ impl<D: Device> Live<D> {
         if self.rx.free_count() < missing
             && let Err(e) = self.rx.grow_by(&core.md, missing - self.rx.free_count())
         {
-            tracing::debug!("{}: no more receive buffers: {e}", core.attr.device);
+            // Tried again in each round, told at the first, second, fourth, eighth... time.
+            self.counters.rx_no_memory += 1;
+            if self.counters.rx_no_memory.is_power_of_two() {
+                tracing::warn!("{}: no more receive buffers, {} posted: {e}", core.attr.device, self.rx_posted);
+            }
         }
         let mut take: Vec<Buf> = Vec::new();
         std::mem::swap(&mut take, &mut self.post_scratch);
@@ -268,7 +286,7 @@ impl<D: Device> Live<D> {
         self.rx_failed = false;
         let polled = self.tx.poll(&mut self.qp, core.iface_config.tx_max_poll as usize);
         if let Some(status) = polled.failed {
-            tracing::debug!("{}: a send completed with {status:?}", core.attr.device);
+            tracing::trace!("{}: a send completed with {status:?}", core.attr.device);
         }
         if polled.failed.is_some() || self.qp.state() == ib::device::QpState::Error {
             self.recover(core);
@@ -538,7 +556,10 @@ impl<D: Device> Live<D> {
                         self.tx.retire_link(serial, link);
                     }
                 }
-                Event::ReleaseHeld(buf) => self.rx.put(buf),
+                Event::ReleaseHeld(buf) => {
+                    self.held = self.held.saturating_sub(1);
+                    self.rx.put(buf);
+                }
                 Event::PeerClosed(ep) => {
                     tracing::debug!("{}: the peer closed ep {:#x}", core.attr.device, ep.wire_id());
                 }
@@ -665,8 +686,11 @@ impl<D: Device> Live<D> {
     fn re_resolve(&mut self, core: &Core<D>, ep: EpId) {
         if !self.resolving.iter().any(|r| r.ep == ep) {
             self.counters.re_resolved += 1;
-            if let Err(e) = self.resolve(core, ep, Origin::Local) {
-                tracing::debug!("{}: ep {:#x} keeps its address handle: {e}", core.attr.device, ep.wire_id());
+            // Strangers' endpoints stay within the strangers' quota.
+            let is_ours = self.eps.contains_key(&ep) || self.engine.state(ep) == Some(EpStateView::Lingering);
+            let origin = if is_ours { Origin::Local } else { Origin::Stranger };
+            if let Err(e) = self.resolve(core, ep, origin) {
+                tracing::trace!("{}: ep {:#x} keeps its address handle: {e}", core.attr.device, ep.wire_id());
             }
         }
     }
@@ -683,6 +707,18 @@ impl<D: Device> Live<D> {
     fn refresh_links(&mut self, core: &Core<D>) {
         if let Ok(gids) = core.md.device().query_gids(core.port.port) {
             self.gids = gids.into_iter().map(|g| g.gid).collect();
+            let own = core.port.gid.gid;
+            let lost = !self.gids.contains(&own);
+            if lost != std::mem::replace(&mut self.gid_lost, lost) {
+                match lost {
+                    true => tracing::warn!(
+                        "{}: the local address {own} is gone: nothing can be sent until it is back; to use another one, \
+                         close the interface and open it again",
+                        core.name()
+                    ),
+                    false => tracing::info!("{}: the local address {own} is back", core.name()),
+                }
+            }
         }
         let poisoned: Vec<EpId> =
             self.engine.ep_ids().filter(|&ep| self.engine.link(ep).is_some_and(|l| l.ah.is_poisoned())).collect();

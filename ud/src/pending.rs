@@ -113,9 +113,11 @@ impl PendingQueues {
         requests
     }
 
-    /// Takes everything.
+    /// Takes everything, in the same order in each run: dropping requests is the user's code.
     pub(crate) fn purge_all(&mut self) -> VecDeque<PendingFn> {
         self.line.clear();
-        self.queues.drain().flat_map(|(_, q)| q.requests).collect()
+        let mut queues: Vec<_> = self.queues.drain().collect();
+        queues.sort_unstable_by_key(|(ep, _)| ep.wire_id());
+        queues.into_iter().flat_map(|(_, q)| q.requests).collect()
     }
 }

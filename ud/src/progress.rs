@@ -11,7 +11,7 @@ use uct::ep::{Endpoint, PendingFn, PendingStatus};
 
 use crate::{
     core::{Core, Live, State},
-    deliver::{Delivering, is_async},
+    deliver::{Delivering, Handlers, is_sync},
     live::Who,
     proto::EpId,
 };
@@ -40,7 +40,7 @@ impl<D: Device> Core<D> {
         delivery.later.extend(live.later.drain(..));
         let mut delivering = Delivering::start(self, delivery, &mut st.delivering_on);
         drop(guard);
-        let messages = delivering.messages();
+        let messages = delivering.messages(Who::User);
         // Messages were counted when they were received, unless the progress thread did that.
         events = events.max(messages);
         events += delivering.later();
@@ -56,11 +56,14 @@ impl<D: Device> Core<D> {
         if !self.config.async_progress {
             return 0;
         }
+        // Taken before the lock and let go after it: if the user replaces a handler meanwhile, this is the last reference
+        // to the old one, whose drop is his code.
+        let handlers = self.handlers.snapshot();
         let Some(mut guard) = self.state.try_lock() else { return 0 };
         let st = &mut *guard;
         let Some(live) = &mut st.live else { return 0 };
         let events = live.network(self, Who::Thread);
-        self.deliver_async(guard);
+        self.deliver_async(guard, &handlers);
         self.wake_user();
         events
     }
@@ -73,16 +76,12 @@ impl<D: Device> Core<D> {
         }
     }
 
-    /// Calls async handlers for the messages at the front of the ready queue. The first message for a sync handler ends
-    /// it: behind it nothing may overtake.
-    fn deliver_async(&self, mut guard: parking_lot::MutexGuard<'_, State<D>>) {
+    /// Calls async handlers for the messages at the front of the ready queue, and drops those that have no handler. The
+    /// first message for a sync handler ends it: behind it nothing may overtake.
+    fn deliver_async(&self, mut guard: parking_lot::MutexGuard<'_, State<D>>, handlers: &Handlers) {
         let st = &mut *guard;
         let Some(live) = &mut st.live else { return };
-        if live.ready.is_empty() {
-            return;
-        }
-        let handlers = self.handlers.snapshot();
-        let n = live.ready.iter().take_while(|r| is_async(&handlers, r.am_id)).count();
+        let n = live.ready.iter().take_while(|r| !is_sync(handlers, r.am_id)).count();
         if n == 0 {
             return;
         }
@@ -90,8 +89,8 @@ impl<D: Device> Core<D> {
         delivery.batch.extend(live.ready.drain(..n));
         let mut delivering = Delivering::start(self, delivery, &mut st.delivering_on);
         drop(guard);
-        delivering.messages();
-        // Completions that handlers have left are for the user's thread: dropping puts them back.
+        delivering.messages(Who::Thread);
+        // Completions that handlers have left stay where they are, for the user's thread.
         drop(delivering);
     }
 

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+#[cfg(feature = "rdma-core")]
+use ib::rdma_core::RdmaDevice;
 use ib::{device::Device, md::Md as IbMd, soft::SoftDevice};
 use uct::{
     Error, ErrorKind, Iface, IfaceParams, Md, Registry, Result, Worker, WorkerParams, config::Env, md::Transport,
@@ -43,6 +45,10 @@ impl Transport for UdTransport {
     }
 
     fn supports(&self, md: &Md) -> Result<(), String> {
+        #[cfg(feature = "rdma-core")]
+        if on::<RdmaDevice>(md).is_some() {
+            return Ok(());
+        }
         match on::<SoftDevice>(md) {
             Some(_) => Ok(()),
             None => Err(format!("{} has no UD queue pairs", md.device_name())),
@@ -53,6 +59,10 @@ impl Transport for UdTransport {
         let config = UdConfig::from_env(env)?;
         let iface_config = iface_config(env)?;
         let tuning = Tuning::default();
+        #[cfg(feature = "rdma-core")]
+        if let Some(md) = on::<RdmaDevice>(md) {
+            return open(&md, worker, port, params, iface_config, config, &tuning);
+        }
         match on::<SoftDevice>(md) {
             Some(md) => open(&md, worker, port, params, iface_config, config, &tuning),
             None => Err(Error::new(ErrorKind::Unsupported, self.supports(md).err().unwrap_or_default())),

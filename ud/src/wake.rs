@@ -12,7 +12,8 @@ use std::{
     },
 };
 
-use ib::{soft::epoll::Epoll, sw::EventFd};
+use ib::soft::epoll::Epoll;
+use uct::EventFd;
 
 #[derive(Default)]
 pub(crate) struct UserWake {

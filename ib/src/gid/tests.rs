@@ -246,26 +246,3 @@ fn path_bits_beyond_the_port_are_skipped() {
     // An LMC that no device may report must not overflow.
     assert_eq!(rig(255, "127"), (vec![127], 1));
 }
-
-#[test]
-fn only_a_proven_unchanged_port_keeps_its_handles() {
-    let table = [v2(0, "fe80::1"), v2(3, "10.0.0.1")];
-    let current = Rig::ethernet(table.clone()).select().unwrap();
-    let after = |rig: Rig| compare(&current, rig.select());
-    assert!(matches!(after(Rig::ethernet(table.clone())), Refresh::Unchanged));
-    // Entries come and go that are not ours.
-    assert!(matches!(after(Rig::ethernet([v2(3, "10.0.0.1"), v1(7, "10.9.9.9")])), Refresh::Unchanged));
-    // The address has moved: handles hold the old index.
-    let moved = after(Rig::ethernet([v2(0, "fe80::1"), v2(5, "10.0.0.1")]));
-    assert!(matches!(moved, Refresh::Changed(new) if new.gid.index == 5));
-    let other = after(Rig::ethernet([v2(0, "fe80::1"), v2(3, "10.0.0.2")]));
-    assert!(matches!(other, Refresh::Changed(new) if new.gid.gid.to_string() == "::ffff:10.0.0.2"));
-    let mut mtu = Rig::ethernet(table.clone());
-    mtu.port.active_mtu = Mtu::M4096;
-    assert!(matches!(after(mtu), Refresh::Changed(_)));
-    // No address yet, and the port down: ask again.
-    assert!(matches!(after(Rig::ethernet([])), Refresh::Unknown(_)));
-    let mut down = Rig::ethernet(table);
-    down.port.active = false;
-    assert!(matches!(after(down), Refresh::Unknown(_)));
-}

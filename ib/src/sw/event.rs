@@ -1,58 +1,19 @@
-//! Waking who sleeps: [`EventFd`] and the arm-once logic of a completion queue pair, [`Notifier`].
+//! Waking who sleeps: the arm-once logic of a completion queue pair, [`Notifier`].
 //!
 //! No wake-up is lost: [`Notifier::arm`] sets the flag first and the caller looks at the queues, under their locks,
 //! after it; who completes pushes under the same lock first and looks at the flag after it. One of the two sees the other.
-#![allow(unsafe_code)]
 
 use std::{
-    fs::File,
-    io::{Read, Write},
-    os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
+    os::fd::RawFd,
     sync::{
         OnceLock,
         atomic::{AtomicU32, Ordering},
     },
 };
 
+use uct::EventFd;
+
 use crate::device::{ArmFor, VerbsError, VerbsResult};
-
-/// A non-blocking eventfd.
-#[derive(Debug)]
-pub struct EventFd(File);
-
-impl EventFd {
-    /// Opens one.
-    ///
-    /// # Errors
-    /// The errno of `eventfd`, for example `EMFILE`.
-    pub fn new() -> VerbsResult<EventFd> {
-        // SAFETY: a call without pointers.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
-        if fd < 0 {
-            let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
-            return Err(VerbsError::new("create_comp_channel", errno));
-        }
-        // SAFETY: the kernel just returned this descriptor, and nobody else knows it.
-        Ok(EventFd(File::from(unsafe { OwnedFd::from_raw_fd(fd) })))
-    }
-
-    /// Makes it readable. Never blocks: a full counter is readable already.
-    pub fn signal(&self) {
-        // The only failure of a non-blocking eventfd write is a counter at its maximum.
-        let _ = (&self.0).write(&1u64.to_ne_bytes());
-    }
-
-    /// Makes it unreadable.
-    pub fn drain(&self) {
-        // EAGAIN, the only failure, says that it is so already.
-        let _ = (&self.0).read(&mut [0; 8]);
-    }
-
-    /// For `poll` and `epoll`.
-    pub fn fd(&self) -> RawFd {
-        self.0.as_raw_fd()
-    }
-}
 
 /// The arm state of one queue pair. The eventfd is opened at first use: most queue pairs are only ever polled.
 #[derive(Debug, Default)]
@@ -71,7 +32,8 @@ impl Notifier {
         if let Some(fd) = self.fd.get() {
             return Ok(fd);
         }
-        let new = EventFd::new()?;
+        let new = EventFd::new()
+            .map_err(|e| VerbsError::new("create_comp_channel", e.raw_os_error().unwrap_or(libc::EIO)))?;
         Ok(self.fd.get_or_init(|| new))
     }
 
@@ -113,6 +75,7 @@ pub(crate) fn is_readable(fd: RawFd) -> bool {
 
 /// True as soon as the fd is readable, false if it is not within the time.
 #[cfg(test)]
+#[allow(unsafe_code)]
 pub(crate) fn wait_readable(fd: RawFd, timeout_ms: i32) -> bool {
     let mut p = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     // SAFETY: one valid pollfd.

@@ -37,7 +37,7 @@ mod table;
 mod tests;
 
 pub use counters::{Counters, DropReason, Stats};
-pub use event::{EventFd, Notifier};
+pub use event::Notifier;
 pub use filter::{Filter, FilterSlot, FilterVerdict, Injector, OwnedPacket, PacketMeta, PacketView, Passed};
 pub use mr::{MrCache, MrTable};
 pub use port::{AsyncQueue, GidRef, PortConfig, PortState};

@@ -36,6 +36,11 @@ pub(super) fn render(options: &Options, registry: &Registry, env: &Env) -> Resul
     if out.is_empty() {
         out.push_str("no devices\n");
     }
+    if let Some(hint) = ib::component::RDMA_CORE_HINT
+        && registry.components().iter().any(|c| c.name() == "ib")
+    {
+        push_line(&mut out, &format!("\n{hint}"));
+    }
     Ok(out)
 }
 

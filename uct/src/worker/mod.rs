@@ -20,11 +20,10 @@ use parking_lot::Mutex;
 
 use crate::{
     error::{Error, ErrorKind, Result},
+    eventfd::EventFd,
     iface::{Arm, Events, Interface},
     time::{Clock, MonotonicClock, Time},
 };
-
-pub(crate) use thread::WakeFd;
 
 /// How a worker is made.
 #[derive(Clone)]
@@ -86,9 +85,9 @@ pub struct WorkerShared {
     /// The user's thread is in [`Worker::wait`], or about to be.
     waiting: AtomicBool,
     /// Ends that wait. Made at the first.
-    user_wake: OnceLock<WakeFd>,
+    user_wake: OnceLock<EventFd>,
     /// Shared with the thread, which may be about to sleep on it when the worker ends.
-    wake: Option<Arc<WakeFd>>,
+    wake: Option<Arc<EventFd>>,
 }
 
 impl WorkerShared {
@@ -129,14 +128,14 @@ impl WorkerShared {
         if self.waiting.load(Ordering::SeqCst)
             && let Some(w) = self.user_wake.get()
         {
-            w.wake();
+            w.signal();
         }
     }
 
     /// Lets the progress thread look now. For what ends on helper threads.
     pub fn kick(&self) {
         if let Some(w) = &self.wake {
-            w.wake();
+            w.signal();
         }
     }
 
@@ -150,10 +149,26 @@ impl WorkerShared {
         }
         let batch = std::mem::take(&mut *self.deferred.lock());
         let n = batch.len();
-        for f in batch {
+        let mut rest = Rest { shared: self, batch: batch.into_iter() };
+        for f in rest.batch.by_ref() {
             f();
         }
         n
+    }
+}
+
+/// What [`WorkerShared::run_deferred`] has not got to: if a closure panics, the others run in the next `progress`.
+struct Rest<'a> {
+    shared: &'a WorkerShared,
+    batch: std::vec::IntoIter<Deferred>,
+}
+
+impl Drop for Rest<'_> {
+    fn drop(&mut self) {
+        if self.batch.len() > 0 {
+            self.shared.deferred.lock().splice(0..0, self.batch.by_ref());
+            self.shared.has_deferred.store(true, Ordering::SeqCst);
+        }
     }
 }
 
@@ -161,7 +176,7 @@ impl Drop for WorkerShared {
     fn drop(&mut self) {
         // The thread holds only a weak reference: woken, it finds nothing to upgrade, and ends.
         if let Some(w) = &self.wake {
-            w.wake();
+            w.signal();
         }
     }
 }
@@ -170,6 +185,17 @@ impl fmt::Debug for WorkerShared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "WorkerShared({} interfaces)", self.snapshot().len())
     }
+}
+
+/// An fd to end the sleep of the progress thread, or of the user's.
+fn wake_fd() -> Result<EventFd> {
+    EventFd::new().map_err(|e| {
+        Error::new(
+            ErrorKind::Io,
+            "worker: no event fd to wake a sleeping thread; raise the open-file limit (ulimit -n)",
+        )
+        .with_errno(e.raw_os_error().unwrap_or(0))
+    })
 }
 
 fn same(a: &Arc<dyn Interface>, b: &Arc<dyn Interface>) -> bool {
@@ -188,7 +214,7 @@ impl Worker {
     /// # Errors
     /// `Io` if the thread or its wake-up fd cannot be made.
     pub fn new(params: WorkerParams) -> Result<Worker> {
-        let wake = if params.progress_thread { Some(Arc::new(WakeFd::new()?)) } else { None };
+        let wake = if params.progress_thread { Some(Arc::new(wake_fd()?)) } else { None };
         let shared = Arc::new(WorkerShared {
             clock: params.clock,
             ifaces: Mutex::new(Arc::new([])),
@@ -244,7 +270,7 @@ impl Worker {
         let wake = match self.shared.user_wake.get() {
             Some(w) => w,
             None => {
-                let new = WakeFd::new()?;
+                let new = wake_fd()?;
                 self.shared.user_wake.get_or_init(|| new)
             }
         };
@@ -256,7 +282,7 @@ impl Worker {
         result
     }
 
-    fn wait_armed(&self, wake: &WakeFd, max: Duration) -> Result<()> {
+    fn wait_armed(&self, wake: &EventFd, max: Duration) -> Result<()> {
         let list = self.shared.snapshot();
         let mut fds = Vec::with_capacity(list.len() + 1);
         fds.push(wake.fd());
@@ -281,5 +307,34 @@ impl Worker {
 impl fmt::Debug for Worker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.shared.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        panic::{AssertUnwindSafe, catch_unwind},
+        sync::atomic::AtomicUsize,
+    };
+
+    use super::*;
+    use crate::time::ManualClock;
+
+    #[test]
+    fn deferred_work_survives_a_panic_before_it() {
+        let w = Worker::new(WorkerParams::manual(Arc::new(ManualClock::new(Time::ZERO)))).unwrap();
+        let order = Arc::new(AtomicUsize::new(0));
+        let append = |n: usize| {
+            let o = order.clone();
+            w.shared().defer(Box::new(move || o.store(o.load(Ordering::Relaxed) * 10 + n, Ordering::Relaxed)));
+        };
+        append(1);
+        w.shared().defer(Box::new(|| panic!("expected")));
+        append(2);
+        append(3);
+        assert!(catch_unwind(AssertUnwindSafe(|| w.progress())).is_err());
+        append(4);
+        assert_eq!(w.progress(), 3);
+        assert_eq!((order.load(Ordering::Relaxed), w.progress()), (1234, 0));
     }
 }

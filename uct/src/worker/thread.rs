@@ -2,14 +2,14 @@
 //!
 //! It is in one of two modes. *Present*: the user has called `progress` since the last look; it does nothing but let
 //! held-back sends leave, once a millisecond. *Away*: the user has not; it sleeps on the interfaces' event fds, with the
-//! next timer (and at least `async_tick`) as the limit, and progresses what wakes it. It only ever tries the locks of the
-//! data path, so it cannot hold up the user's thread.
+//! next timer (and at least `async_tick`) as the limit, and progresses what wakes it. It only tries the lock of
+//! an interface to begin a round: if the user's thread is inside, there is nothing to stand in for.
 //!
-//! The sleeping and waking needs three system calls without a safe wrapper, hence `unsafe` here.
+//! Sleeping needs `poll`, which has no safe wrapper in std, hence `unsafe` here.
 #![allow(unsafe_code)]
 
 use std::{
-    os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
+    os::fd::RawFd,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Weak, atomic::Ordering},
     time::Duration,
@@ -25,42 +25,6 @@ use crate::{
 const PRESENT_TICK: Duration = Duration::from_millis(1);
 /// Looks without user progress after which the user counts as away.
 const AWAY_AFTER: u32 = 3;
-
-/// An eventfd that ends a sleep.
-pub(crate) struct WakeFd(OwnedFd);
-
-impl WakeFd {
-    pub(crate) fn new() -> Result<WakeFd> {
-        // SAFETY: eventfd takes no pointers.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if fd < 0 {
-            let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
-            return Err(Error::new(
-                ErrorKind::Io,
-                "worker: no event fd for the progress thread; raise the open-file limit (ulimit -n)",
-            )
-            .with_errno(errno));
-        }
-        // SAFETY: `fd` is a fresh descriptor that nobody else owns.
-        Ok(WakeFd(unsafe { OwnedFd::from_raw_fd(fd) }))
-    }
-
-    pub(crate) fn wake(&self) {
-        let one = 1u64.to_ne_bytes();
-        // SAFETY: eight valid bytes, and the descriptor is open. A full counter (EAGAIN) means "awake" already.
-        let _ = unsafe { libc::write(self.0.as_raw_fd(), one.as_ptr().cast(), one.len()) };
-    }
-
-    pub(crate) fn fd(&self) -> RawFd {
-        self.0.as_raw_fd()
-    }
-
-    pub(crate) fn drain(&self) {
-        let mut buf = [0u8; 8];
-        // SAFETY: eight writable bytes, and the descriptor is open. An empty counter (EAGAIN) is as good.
-        let _ = unsafe { libc::read(self.0.as_raw_fd(), buf.as_mut_ptr().cast(), buf.len()) };
-    }
-}
 
 /// Sleeps until one of `fds` is readable or `max` is over; rounds up to milliseconds.
 pub(crate) fn poll_fds(fds: &[RawFd], max: Duration) {

@@ -1,0 +1,35 @@
+//! Devices of libibverbs: RDMA NICs, and the kernel's soft-RoCE (`rdma_rxe`). With the cargo feature `rdma-core`.
+//!
+//! Start reading at [`RdmaDevice`]. [`devices`] lists what there is, quietly: why a device cannot be used is part of the
+//! list. What is particular about these devices:
+//!
+//! - Creating an address handle can sleep for a second, see [`RdmaDevice`]; it never happens on a progress path.
+//! - The device reads what is posted after `post_send` has returned, unless it was posted inline. It reads and writes
+//!   registered memory only, which is held by the registration; receive buffers are owned by the queue pair while posted.
+//! - A message above the port's MTU is the provider's to refuse: soft-RoCE drops it and reports success, others may put the
+//!   queue pair into the ERROR state.
+//! - `wc.sl` is never looked at: providers disagree about what it holds. Whether a packet came by IPv4 or IPv6 is told by
+//!   the GRH flag and by the GRH area itself.
+//! - After a fatal event (the device was removed) every call fails with `EIO`, destroying included; what was held is given
+//!   back all the same.
+//!
+//! Where `unsafe` is: [`ffi`](self::ffi) (what the bindings lack), `handles` (owners of verbs objects) and the two calls
+//! of the data path in `post` and `qp`. Everything that only converts values is safe code and tested without a device.
+
+mod attr;
+mod device;
+mod ffi;
+mod gids;
+mod handles;
+mod list;
+mod post;
+mod qp;
+mod slab;
+mod warm;
+
+#[cfg(test)]
+mod tests;
+
+pub use device::{RdmaAh, RdmaDevice};
+pub use list::{FoundDevice, devices, init_fork};
+pub use qp::RdmaQp;

@@ -1,0 +1,424 @@
+//! [`RdmaQp`]: a queue pair of an [`RdmaDevice`].
+#![allow(unsafe_code)]
+
+use std::{collections::VecDeque, os::fd::RawFd, ptr, sync::Arc};
+
+use rdma_sys::{ibv_recv_wr, ibv_sge, ibv_wc, ibv_wc_flags};
+use tracing::{debug, warn};
+use uct::mem::Buf;
+
+use super::{
+    attr,
+    device::{RdmaAh, RdmaDevice},
+    ffi::{Zero, check, last_errno},
+    handles::{Channel, Cq, Granted, Qp, is_gone},
+    post::{SLOTS, SendStage},
+    slab::RecvSlab,
+};
+use crate::{
+    device::{
+        ArmFor, ArmResult, GRH_LEN, QpCaps, QpInit, QpState, RecvWc, SendWc, SendWr, UdQp, VerbsError, VerbsResult,
+        WcStatus,
+    },
+    types::Qpn,
+};
+
+/// Completions taken from a queue, and receives given to it, in one call.
+const CHUNK: usize = 32;
+/// More inline bytes than this are not used.
+const INLINE_MAX: u32 = 1024;
+/// More elements per send than this are not used.
+const SGE_MAX: u32 = 16;
+
+/// A UD queue pair. See the [module](super).
+pub struct RdmaQp {
+    qp: Qp,
+    stage: SendStage,
+    recvs: RecvSlab,
+    /// Completions that were taken from the device before somebody asked for them.
+    ready: Ready,
+    wcs: Box<[ibv_wc]>,
+    recv_wrs: RecvChain,
+    init: QpInit,
+    caps: QpCaps,
+    posted: u64,
+    done: u64,
+    failed: bool,
+    channel: Arc<Channel>,
+    dev: Arc<RdmaDevice>,
+}
+
+#[derive(Default)]
+struct Ready {
+    recv: VecDeque<RecvWc>,
+    send: VecDeque<SendWc>,
+}
+
+/// Room for a chain of receive work requests.
+struct RecvChain {
+    wrs: Box<[ibv_recv_wr]>,
+    sges: Box<[ibv_sge]>,
+}
+
+// SAFETY: its pointers lead into its own boxes.
+unsafe impl Send for RecvChain {}
+
+impl RdmaQp {
+    pub(super) fn create(dev: Arc<RdmaDevice>, init: &QpInit) -> VerbsResult<RdmaQp> {
+        let channel = Arc::new(Channel::create(dev.pd().ctx())?);
+        let init = QpInit { send_sge: init.send_sge.clamp(1, dev.max_sge().clamp(1, SGE_MAX)), ..*init };
+        let make = |init: &QpInit| {
+            let send_cq = Cq::create(&channel, init.send_depth)?;
+            let recv_cq = Cq::create(&channel, init.recv_depth)?;
+            Qp::create(dev.pd(), send_cq, recv_cq, init)
+        };
+        let (qp, granted): (Qp, Granted) = match make(&init) {
+            // Some providers refuse inline bytes that others round down.
+            Err(e) if e.errno == libc::EINVAL && init.inline_len > 0 => make(&QpInit { inline_len: 0, ..init })?,
+            other => other?,
+        };
+        qp.to_ready(&init)?;
+        let caps = QpCaps {
+            inline_len: granted.inline_len.min(INLINE_MAX),
+            send_sge: granted.send_sge.clamp(1, SGE_MAX),
+            copies_sends: false,
+            send_batch: SLOTS as u32,
+            events: true,
+        };
+        debug!(
+            "{}: queue pair {:#x} on port {}, {} inline bytes, posting by {}",
+            dev.name(),
+            qp.qpn(),
+            init.port,
+            caps.inline_len,
+            if qp.ex().is_some() { "ibv_wr_*" } else { "ibv_post_send" }
+        );
+        Ok(RdmaQp {
+            qp,
+            stage: SendStage::new(caps.send_sge, caps.inline_len, dev.is_soft_roce()),
+            recvs: RecvSlab::new(init.recv_depth),
+            ready: Ready::default(),
+            wcs: (0..CHUNK).map(|_| ibv_wc::zero()).collect(),
+            recv_wrs: RecvChain::new(),
+            init,
+            caps,
+            posted: 0,
+            done: 0,
+            failed: false,
+            channel,
+            dev,
+        })
+    }
+
+    /// Its device.
+    pub fn device(&self) -> &Arc<RdmaDevice> {
+        &self.dev
+    }
+
+    #[cold]
+    fn fail(&mut self, e: &VerbsError) {
+        if !self.failed {
+            warn!("{}: queue pair {} failed: {e}", self.dev.name(), self.qpn());
+            self.failed = true;
+        }
+        self.dev.expect_event();
+    }
+
+    /// After a completion with an error: has it taken the queue pair down?
+    #[cold]
+    fn check_state(&mut self) {
+        self.dev.expect_event();
+        match self.qp.is_ready() {
+            Ok(true) => {}
+            Ok(false) => self.failed = true,
+            Err(e) => self.fail(&e),
+        }
+    }
+
+    #[inline]
+    fn flush(&mut self) {
+        if let Err(e) = self.stage.flush(&self.qp) {
+            self.fail(&e);
+        }
+    }
+
+    fn poll_send_cq(&mut self, out: &mut Vec<SendWc>, max: usize) -> usize {
+        let (mut n, mut failed) = (0, false);
+        while n < max {
+            let want = (max - n).min(CHUNK);
+            let got = match poll_cq(&self.qp.send_cq, &mut self.wcs[..want]) {
+                Ok(got) => got,
+                Err(e) => {
+                    self.fail(&e);
+                    break;
+                }
+            };
+            for wc in &self.wcs[..got] {
+                let status = attr::status(wc.status);
+                failed |= status != WcStatus::Success;
+                self.done = self.done.max(wc.wr_id);
+                out.push(SendWc { serial: wc.wr_id, status });
+            }
+            n += got;
+            if got < want {
+                break;
+            }
+        }
+        if failed && !self.failed {
+            self.check_state();
+        }
+        n
+    }
+
+    fn poll_recv_cq(&mut self, out: &mut Vec<RecvWc>, max: usize) -> usize {
+        let (mut n, mut failed) = (0, false);
+        while n < max {
+            let want = (max - n).min(CHUNK);
+            let got = match poll_cq(&self.qp.recv_cq, &mut self.wcs[..want]) {
+                Ok(got) => got,
+                Err(e) => {
+                    self.fail(&e);
+                    break;
+                }
+            };
+            for wc in &self.wcs[..got] {
+                let Some(buf) = self.recvs.take(wc.wr_id) else {
+                    debug!("{}: a completion of an unknown receive", self.dev.name());
+                    continue;
+                };
+                let status = attr::status(wc.status);
+                failed |= status != WcStatus::Success;
+                out.push(RecvWc {
+                    byte_len: wc.byte_len.min(buf.len() as u32),
+                    buf,
+                    src_qpn: Qpn::truncate(wc.src_qp),
+                    grh: wc.wc_flags & ibv_wc_flags::IBV_WC_GRH.0 != 0,
+                    // A work completion does not tell.
+                    solicited: false,
+                    status,
+                });
+                n += 1;
+            }
+            if got < want {
+                break;
+            }
+        }
+        if failed && !self.failed {
+            self.check_state();
+        }
+        n
+    }
+}
+
+/// Takes completions from a queue.
+#[inline]
+fn poll_cq(cq: &Cq, wcs: &mut [ibv_wc]) -> VerbsResult<usize> {
+    // SAFETY: a live queue, and room for as many completions as are asked for.
+    let n = unsafe { rdma_sys::ibv_poll_cq(cq.ptr().as_ptr(), wcs.len() as i32, wcs.as_mut_ptr()) };
+    match usize::try_from(n) {
+        Ok(n) => Ok(n.min(wcs.len())),
+        Err(_) => Err(VerbsError::new("poll_cq", if n == -1 { last_errno() } else { n.saturating_abs() })),
+    }
+}
+
+impl RecvChain {
+    fn new() -> Self {
+        RecvChain {
+            wrs: (0..CHUNK)
+                .map(|_| ibv_recv_wr { wr_id: 0, next: ptr::null_mut(), sg_list: ptr::null_mut(), num_sge: 1 })
+                .collect(),
+            sges: vec![ibv_sge { addr: 0, length: 0, lkey: 0 }; CHUNK].into(),
+        }
+    }
+
+    fn set(&mut self, i: usize, id: u64, sge: ibv_sge) {
+        self.wrs[i].wr_id = id;
+        self.sges[i] = sge;
+    }
+
+    /// Posts the first `n`. An error says also how many were posted.
+    fn post(&mut self, qp: &Qp, n: usize) -> Result<(), (usize, VerbsError)> {
+        let sges = self.sges.as_mut_ptr();
+        // As in `SendStage::flush_plain`.
+        let first = self.wrs.as_mut_ptr().expose_provenance();
+        for (i, wr) in self.wrs[..n].iter_mut().enumerate() {
+            let next = first + (i + 1) * size_of::<ibv_recv_wr>();
+            wr.next = if i + 1 < n { ptr::with_exposed_provenance_mut(next) } else { ptr::null_mut() };
+            wr.sg_list = sges.wrapping_add(i);
+        }
+        let mut bad: *mut ibv_recv_wr = ptr::null_mut();
+        // SAFETY: a live queue pair, and a chain of work requests whose buffers the slab owns from now until they
+        // complete or the queue pair is reset or destroyed.
+        let rc = unsafe { rdma_sys::ibv_post_recv(qp.ptr().as_ptr(), self.wrs.as_mut_ptr(), &raw mut bad) };
+        check("post_recv", rc).map_err(|e| {
+            let posted = bad.addr().checked_sub(first).map_or(0, |bytes| bytes / size_of::<ibv_recv_wr>());
+            (posted.min(n), e)
+        })
+    }
+}
+
+impl UdQp for RdmaQp {
+    type Ah = RdmaAh;
+
+    fn qpn(&self) -> Qpn {
+        Qpn::truncate(self.qp.qpn())
+    }
+
+    fn caps(&self) -> QpCaps {
+        self.caps
+    }
+
+    #[inline]
+    fn state(&self) -> QpState {
+        if self.failed { QpState::Error } else { QpState::ReadyToSend }
+    }
+
+    fn reset(&mut self) -> VerbsResult<()> {
+        self.stage.clear();
+        self.qp.to_reset()?;
+        // From here on the device touches no buffer. What it has completed comes first, then what it had not.
+        let (mut recvs, mut sends) = (Vec::new(), Vec::new());
+        while self.poll_recv_cq(&mut recvs, CHUNK) == CHUNK {}
+        while self.poll_send_cq(&mut sends, CHUNK) == CHUNK {}
+        self.ready.recv.extend(recvs);
+        let flushed = |buf| RecvWc {
+            buf,
+            byte_len: 0,
+            src_qpn: Qpn::truncate(0),
+            grh: false,
+            solicited: false,
+            status: WcStatus::WrFlush,
+        };
+        self.ready.recv.extend(self.recvs.drain().into_iter().map(flushed));
+        self.ready.send.clear();
+        self.done = self.posted;
+        self.qp.to_ready(&self.init)?;
+        self.failed = false;
+        Ok(())
+    }
+
+    #[inline]
+    fn post_send(&mut self, wr: &SendWr<'_, RdmaAh>) -> VerbsResult<()> {
+        if self.posted - self.done >= u64::from(self.init.send_depth) {
+            return Err(VerbsError::new("post_send", libc::ENOMEM));
+        }
+        if !wr.ah.0.is_of(self.dev.pd()) {
+            return Err(VerbsError::new("post_send", libc::EINVAL));
+        }
+        if self.stage.is_full() {
+            self.flush();
+        }
+        self.stage.push(wr)?;
+        self.posted = wr.serial;
+        Ok(())
+    }
+
+    #[inline]
+    fn ring(&mut self) {
+        self.flush();
+    }
+
+    fn post_recv(&mut self, bufs: &mut Vec<Buf>) -> VerbsResult<()> {
+        loop {
+            let (mut n, mut short) = (0, false);
+            while n < CHUNK
+                && !self.recvs.is_full()
+                && let Some(buf) = bufs.pop()
+            {
+                if buf.len() <= GRH_LEN {
+                    bufs.push(buf);
+                    short = true;
+                    break;
+                }
+                let length = u32::try_from(buf.len()).unwrap_or(u32::MAX);
+                let sge = ibv_sge { addr: buf.addr() as u64, length, lkey: buf.lkey() };
+                match self.recvs.insert(buf) {
+                    Ok(id) => self.recv_wrs.set(n, id, sge),
+                    Err(buf) => {
+                        bufs.push(buf);
+                        break;
+                    }
+                }
+                n += 1;
+            }
+            if n > 0
+                && let Err((posted, e)) = self.recv_wrs.post(&self.qp, n)
+            {
+                let ids = self.recv_wrs.wrs[posted..n].iter().rev();
+                bufs.extend(ids.filter_map(|wr| self.recvs.take(wr.wr_id)));
+                return Err(e);
+            }
+            if short {
+                return Err(VerbsError::new("post_recv", libc::EINVAL));
+            }
+            if n < CHUNK {
+                return Ok(());
+            }
+        }
+    }
+
+    fn poll_send(&mut self, out: &mut Vec<SendWc>, max: usize) -> usize {
+        if self.ready.send.is_empty() {
+            return self.poll_send_cq(out, max);
+        }
+        let n = max.min(self.ready.send.len());
+        out.extend(self.ready.send.drain(..n));
+        n + self.poll_send_cq(out, max - n)
+    }
+
+    fn poll_recv(&mut self, out: &mut Vec<RecvWc>, max: usize) -> usize {
+        if self.ready.recv.is_empty() {
+            return self.poll_recv_cq(out, max);
+        }
+        let n = max.min(self.ready.recv.len());
+        out.extend(self.ready.recv.drain(..n));
+        n + self.poll_recv_cq(out, max - n)
+    }
+
+    fn arm(&mut self, what: ArmFor) -> VerbsResult<ArmResult> {
+        self.channel.drain();
+        let recv = what.intersects(ArmFor::RECV | ArmFor::SOLICITED);
+        if recv {
+            self.qp.recv_cq.notify(!what.contains(ArmFor::RECV))?;
+        }
+        if what.contains(ArmFor::SEND) {
+            self.qp.send_cq.notify(false)?;
+        }
+        // What completed before is not announced.
+        if recv && self.ready.recv.is_empty() {
+            let mut out = Vec::new();
+            self.poll_recv_cq(&mut out, CHUNK);
+            self.ready.recv.extend(out);
+        }
+        if what.contains(ArmFor::SEND) && self.ready.send.is_empty() {
+            let mut out = Vec::new();
+            self.poll_send_cq(&mut out, CHUNK);
+            self.ready.send.extend(out);
+        }
+        let busy = recv && !self.ready.recv.is_empty() || what.contains(ArmFor::SEND) && !self.ready.send.is_empty();
+        Ok(if busy { ArmResult::Busy } else { ArmResult::Armed })
+    }
+
+    fn event_fd(&self) -> Option<RawFd> {
+        Some(self.channel.fd())
+    }
+}
+
+impl Drop for RdmaQp {
+    fn drop(&mut self) {
+        if let Err(e) = self.qp.destroy()
+            && !is_gone(e.errno)
+            && self.recvs.len() > 0
+        {
+            // The device may still write to them, so they stay allocated for as long as the process lives.
+            warn!("{}: {e}; {} receive buffers are given up", self.dev.name(), self.recvs.len());
+            std::mem::forget(std::mem::replace(&mut self.recvs, RecvSlab::new(0)));
+        }
+    }
+}
+
+impl std::fmt::Debug for RdmaQp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "RdmaQp({} of {})", self.qpn(), self.dev.name())
+    }
+}
