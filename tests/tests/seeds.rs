@@ -3,7 +3,7 @@
 //! operation is settled once; endpoints fail only with a reason; buffers and address handles go home; who has nothing to do
 //! sets no timer.
 //!
-//! `SIM_SEED=n` runs one seed, `SIM_SEEDS=n` so many random ones. Seeds that have found something are kept in `seeds.txt`.
+//! `SIM_SEED=n` runs one seed, `SIM_SEEDS=n` so many random ones, with `SIM_FROM=n` drawn from there. Seeds that have found something are kept in `seeds.txt`.
 
 use std::{
     collections::BTreeMap,
@@ -41,7 +41,10 @@ fn run_all() {
     }
     let count = number("SIM_SEEDS").unwrap_or(if cfg!(debug_assertions) { 100 } else { 1000 });
     let kept = include_str!("seeds.txt").lines().filter_map(|l| l.split('#').next()?.trim().parse().ok());
-    let mut draw = Rng::new(entropy());
+    // The usual run is the same every time; who asks for a number of seeds gets fresh ones, unless told where to draw from.
+    let from = number("SIM_FROM").unwrap_or_else(|| if number("SIM_SEEDS").is_some() { entropy() } else { 1 });
+    println!("{count} seeds, SIM_FROM={from}");
+    let mut draw = Rng::new(from);
     let seeds: Vec<u64> = kept.chain((0..count).map(|_| draw.next_u64() >> 32)).collect();
     let next = AtomicUsize::new(0);
     std::thread::scope(|s| {

@@ -50,7 +50,7 @@ fn number(variable: &str) -> Option<u64> {
 fn run() {
     let (count, first) = match (number("SIM_SEED"), number("SIM_SEEDS")) {
         (Some(seed), _) => (1, seed),
-        (None, Some(n)) => (n, entropy() >> 20),
+        (None, Some(n)) => (n, number("SIM_FROM").unwrap_or_else(|| entropy() >> 20)),
         (None, None) => (USUAL, 1),
     };
     println!("{count} seeds from {first}");

@@ -56,7 +56,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         if e.is.contains(Is::LOSS_EPISODE) && e.recover.is_upto(ack) {
             e.is.remove(Is::LOSS_EPISODE);
         }
-        e.is.remove(Is::STALLED);
+        e.stalls = 0;
         e.tick = self.tick0;
         e.send_time = self.clock.run(now);
         e.resends = 0;

@@ -136,7 +136,6 @@ bitflags::bitflags! {
         const HELD_READY = 1 << 10;
         /// The window was cut for a loss that is not repaired yet.
         const LOSS_EPISODE = 1 << 11;
-        const STALLED = 1 << 12;
         /// The current resend range was started by news from the receiver rather than by the timer.
         const NACKED = 1 << 13;
         /// The current resend range consists of the holes of a selective ack.
@@ -217,6 +216,8 @@ pub(super) struct Ep<L, R> {
     pub(super) resends: u32,
     /// Packets that came again since the last one that was new: the peer does not hear our acks.
     pub(super) repeated: u16,
+    /// How often this stall was told, see [`Event::Stalled`](super::Event::Stalled).
+    pub(super) stalls: u8,
     /// When the first of them came.
     pub(super) repeated_since: Time,
 }
@@ -264,6 +265,7 @@ impl<L, R> Ep<L, R> {
             last_serial: 0,
             resends: 0,
             repeated: 0,
+            stalls: 0,
             repeated_since: Time::ZERO,
         }
     }

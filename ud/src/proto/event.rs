@@ -247,7 +247,8 @@ pub enum Event<T, L, R> {
         /// More words for the log.
         detail: FailDetail,
     },
-    /// Resends have gone unanswered for a third of the time-out: perhaps the link is stale. Comes once per stall.
+    /// Resends have gone unanswered for a third of the time-out: perhaps the link is stale. Comes again a few times before
+    /// the verdict.
     Stalled(EpId),
     /// The record is gone. The link may be released once everything up to `serial` has left the send queue.
     Freed {

@@ -200,8 +200,11 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
                 self.fail(now, slot, kind);
                 return;
             }
-            if silent >= nanos(self.cfg.timeout / 3) && !ep.is.contains(Is::STALLED) {
-                ep.is.insert(Is::STALLED);
+            // At two, three, four and five sixths of the time-out. Once is not enough: the link that replaces a stale one may
+            // be as old, made for another endpoint before the peer moved.
+            if silent >= nanos(self.cfg.timeout / 6).saturating_mul(2 + u64::from(ep.stalls)) && ep.stalls < STALLS_MAX
+            {
+                ep.stalls += 1;
                 // Also of a lingering endpoint: what it was given is to arrive where the peer is now.
                 let id = EpId { slot, id: ep.id };
                 self.events.push_back(super::event::Event::Stalled(id));
@@ -237,6 +240,9 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         Duration::from_nanos(ep.tick)
     }
 }
+
+/// How often a stall is told before the verdict.
+const STALLS_MAX: u8 = 4;
 
 /// Since when the peer has been silent (run time). An answer without progress counts as a sign of life while somebody cares
 /// for the endpoint: a peer whose application is busy does not accept messages for a while, but its engine answers. A
