@@ -95,7 +95,7 @@ fn reconnect_while_the_old_endpoint_lingers(w: World<Sim>) {
     }
 }
 
-/// Resends stay unanswered: once per stall the endpoint asks for a fresh address handle.
+/// Resends stay unanswered: the endpoint asks for a fresh address handle, once if that one leads to the peer.
 fn the_peer_moves_and_nobody_tells(w: World<Sim>) {
     drop(w);
     for ttl in TTLS {
@@ -117,13 +117,14 @@ fn the_peer_moves_and_nobody_tells(w: World<Sim>) {
             assert_eq!(w.nodes[0].counter("ah.re_resolved"), moves, "once per stall");
         }
         assert_eq!(w.total("ep.failures"), 0);
-        // A peer that is really gone is asked for once more, and then it is dead.
+        // A peer that is really gone is looked up at each sixth of the time-out from the second on, and then it is dead.
         w.settle();
         w.fabric.net.crash(w.nodes[1].device.node());
         let before = w.nodes[0].counter("ah.re_resolved");
         flow.send(&w.nodes[0], &ep, Kind::Short, 10, None).unwrap();
         w.run_until("the peer is declared dead", |w| !w.nodes[0].failures.lock().is_empty());
-        assert_eq!(w.nodes[0].counter("ah.re_resolved"), before + 1);
+        let tries = w.nodes[0].counter("ah.re_resolved") - before;
+        assert!((1..=4).contains(&tries), "{tries}");
         drop(ep);
         w.finish();
     }
