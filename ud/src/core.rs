@@ -177,6 +177,7 @@ pub(crate) struct EpRecord<D: Device> {
 }
 
 impl<D: Device> State<D> {
+    #[inline]
     pub(crate) fn live(&mut self, core: &Core<D>) -> Result<&mut Live<D>, Error> {
         match &mut self.live {
             Some(l) => Ok(l),
@@ -191,6 +192,7 @@ impl<D: Device> Core<D> {
         format!("{}/{}", self.attr.transport, self.attr.device)
     }
 
+    #[cold]
     pub(crate) fn closed_error(&self) -> Error {
         Error::new(ErrorKind::Closed, format!("{}: the interface is closed", self.name())).scoped(Scope::Interface)
     }
@@ -221,8 +223,10 @@ impl<D: Device> Core<D> {
             Some(live) => {
                 live.rx.free_mut().append(&mut d.used);
                 // Left over only if a callback panicked: all keeps its place before what is newer.
-                live.rx.free_mut().extend(d.current.take());
-                for r in d.batch.drain(..).rev() {
+                if let Some(buf) = d.current.take() {
+                    live.rx.put(buf);
+                }
+                while let Some(r) = d.batch.pop_back() {
                     live.ready.push_front(r);
                 }
                 live.tx.ring(&mut live.qp);

@@ -38,10 +38,17 @@ impl Pool {
     }
 
     /// Takes a buffer, growing if there is none and the limit allows it. `None`: at the limit.
+    #[inline]
     pub(crate) fn take<D: Device>(&mut self, md: &Md<D>) -> Result<Option<Buf>> {
-        if self.free.is_empty() {
-            self.grow_by(md, self.grow)?;
+        match self.free.pop() {
+            Some(buf) => Ok(Some(buf)),
+            None => self.take_new(md),
         }
+    }
+
+    #[cold]
+    fn take_new<D: Device>(&mut self, md: &Md<D>) -> Result<Option<Buf>> {
+        self.grow_by(md, self.grow)?;
         Ok(self.free.pop())
     }
 
@@ -89,12 +96,18 @@ impl Returns {
     }
 
     /// Moves what came home into `free`.
+    #[inline]
     pub(crate) fn drain_into(&self, free: &mut Vec<Buf>) {
         if self.any.load(Ordering::Acquire) {
-            let mut bufs = self.bufs.lock();
-            self.any.store(false, Ordering::Relaxed);
-            free.append(&mut bufs);
+            self.drain_all(free);
         }
+    }
+
+    #[cold]
+    fn drain_all(&self, free: &mut Vec<Buf>) {
+        let mut bufs = self.bufs.lock();
+        self.any.store(false, Ordering::Relaxed);
+        free.append(&mut bufs);
     }
 
     /// From now on buffers are freed instead of kept.

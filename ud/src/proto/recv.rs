@@ -339,6 +339,12 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         }
     }
 
+    /// Whether [`Engine::poll_held`] may have something.
+    #[inline]
+    pub fn has_held(&self) -> bool {
+        !self.held_ready.is_empty()
+    }
+
     /// The next kept message that is in order by now: deliver it to the handler of the id, like the one before it.
     pub fn poll_held(&mut self) -> Option<(EpId, u8, R)> {
         while let Some(&id) = self.held_ready.front() {

@@ -27,6 +27,7 @@ impl TimerQueue {
     }
 
     /// No deadline lies before this time.
+    #[inline]
     pub(super) fn earliest(&self) -> Time {
         match self.heap.peek() {
             Some(Reverse((t, ..))) if self.armed > 0 => *t,
@@ -106,6 +107,12 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     pub fn poll_timeout(&self) -> Option<Time> {
         let t = self.timers.earliest().min(self.sweep_at);
         (t != Time::MAX).then_some(t)
+    }
+
+    /// Whether [`Engine::handle_timeout`] has something to do.
+    #[inline]
+    pub fn is_due(&self, now: Time) -> bool {
+        self.timers.earliest().min(self.sweep_at) <= now
     }
 
     /// Serves every deadline that is due: asks for acks, starts resends, declares peers dead, ends lingering. The cost follows
