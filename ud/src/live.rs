@@ -1,7 +1,13 @@
 //! [`Live`]: what happens under the lock. Receiving, timers, control packets and resends, and the engine's events turned
 //! into work for later. Nothing here calls user code.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use ib::{
     addr::{DeviceAddr, Trailer},
@@ -44,6 +50,9 @@ const EVENT_POLL_EVERY: u32 = 32;
 /// Time after which the next idle round looks for events of the device anyway: a program that sleeps between messages has
 /// few rounds.
 const EVENT_POLL_AFTER: Duration = Duration::from_millis(50);
+
+/// What calls answer after the device is gone.
+const EIO: i32 = 5;
 
 /// Control packets and resends sent in one round at most.
 const TRANSMIT_MAX: usize = 256;
@@ -100,7 +109,7 @@ impl<D: Device> Live<D> {
         if self.engine.poll_timeout().is_some_and(|t| t <= self.now) {
             self.engine.handle_timeout(self.now);
         }
-        if core.resolutions.swap(false, std::sync::atomic::Ordering::AcqRel) {
+        if core.resolutions.swap(false, Ordering::AcqRel) {
             self.finish_resolutions();
         }
         let seen = core.md.event_count();
@@ -239,7 +248,7 @@ impl<D: Device> Live<D> {
     /// Posts receives until the queue has what it should have.
     pub(crate) fn refill(&mut self, core: &Core<D>) {
         core.returns.drain_into(self.rx.free_mut());
-        if self.failed.is_some() {
+        if self.failed.is_some() || self.recovering.is_some() {
             // A queue pair in ERROR would flush them at once, round after round.
             return;
         }
@@ -249,7 +258,7 @@ impl<D: Device> Live<D> {
             return;
         }
         if self.rx.free_count() < missing
-            && let Err(e) = self.rx.grow_by(&core.md, missing - self.rx.free_count())
+            && let Err(e) = self.rx.want(&core.md, missing, missing - self.rx.free_count())
         {
             // Tried again in each round, told at the first, second, fourth, eighth... time.
             self.counters.rx_no_memory += 1;
@@ -300,7 +309,7 @@ impl<D: Device> Live<D> {
     /// Takes the queue pair out of the ERROR state. Packets that were flushed count as lost: the protocol sends them
     /// again, through fresh address handles where the old ones are poisoned.
     fn recover(&mut self, core: &Core<D>) {
-        if self.qp.state() != ib::device::QpState::Error || self.failed.is_some() {
+        if self.qp.state() != ib::device::QpState::Error || self.failed.is_some() || core.md.is_lost() {
             return;
         }
         loop {
@@ -314,6 +323,9 @@ impl<D: Device> Live<D> {
             }
         }
         while self.tx.poll(&mut self.qp, 64).events > 0 {}
+        if !self.knows_gids(core) {
+            return;
+        }
         self.counters.qp_resets += 1;
         match self.qp.reset() {
             Ok(()) => {
@@ -330,6 +342,26 @@ impl<D: Device> Live<D> {
             }
             Err(e) => self.fail(core, format!("queue pair {} cannot be reset: {e}", self.qp.qpn()), e.errno),
         }
+    }
+
+    /// True if the GID table was read since the queue pair fell into ERROR, so that address handles whose local GID is gone
+    /// are known: one of them would take it down again. Where reading may sleep this is false at first.
+    fn knows_gids(&mut self, core: &Core<D>) -> bool {
+        let read = self.recovering.get_or_insert_with(|| {
+            let read = Arc::new(AtomicBool::new(false));
+            let (flag, wake) = (read.clone(), core.waker.clone());
+            let then = move || {
+                flag.store(true, Ordering::Release);
+                wake();
+            };
+            core.md.ah_cache().refresh_gids(core.port.port, Some(Arc::new(then)));
+            read
+        });
+        let known = read.load(Ordering::Acquire);
+        if known {
+            self.recovering = None;
+        }
+        known
     }
 
     /// Declares the interface lost. Calls fail from now on.
@@ -705,7 +737,11 @@ impl<D: Device> Live<D> {
 
     /// After events of the device: the GIDs that count as ours, and the links that must not be used again.
     fn refresh_links(&mut self, core: &Core<D>) {
-        if let Ok(gids) = core.md.device().query_gids(core.port.port) {
+        if core.md.is_lost() {
+            let text = "the device is gone, or unusable after a fatal error".to_string();
+            return self.fail(core, text, EIO);
+        }
+        if let Some(gids) = core.md.ah_cache().gids(core.port.port) {
             self.gids = gids.into_iter().map(|g| g.gid).collect();
             let own = core.port.gid.gid;
             let lost = !self.gids.contains(&own);
