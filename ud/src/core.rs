@@ -123,6 +123,8 @@ pub(crate) struct Live<D: Device> {
     /// The domain's event count at the last look.
     pub(crate) events_seen: u64,
     pub(crate) failed: Option<Error>,
+    /// The queue pair is in ERROR until this is set, which is when the GID table has been read.
+    pub(crate) recovering: Option<Arc<AtomicBool>>,
     /// The endpoints have been told of it.
     pub(crate) endpoints_failed: bool,
     /// A receive completed with an error: look at the state of the queue pair.

@@ -1,7 +1,13 @@
 //! [`Live`]: what happens under the lock. Receiving, timers, control packets and resends, and the engine's events turned
 //! into work for later. Nothing here calls user code.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use ib::{
     addr::{DeviceAddr, Trailer},
@@ -44,6 +50,9 @@ const EVENT_POLL_EVERY: u32 = 32;
 /// Time after which the next idle round looks for events of the device anyway: a program that sleeps between messages has
 /// few rounds.
 const EVENT_POLL_AFTER: Duration = Duration::from_millis(50);
+
+/// What calls answer after the device is gone.
+const EIO: i32 = 5;
 
 /// Control packets and resends sent in one round at most.
 const TRANSMIT_MAX: usize = 256;
@@ -108,7 +117,7 @@ impl<D: Device> Live<D> {
         self.engine.has_output()
             || self.engine.is_due(self.now)
             || core.md.event_count() != self.events_seen
-            || core.resolutions.load(std::sync::atomic::Ordering::Relaxed)
+            || core.resolutions.load(Ordering::Relaxed)
             || self.tx.has_retired()
             || self.failed.is_some()
             || !self.flushes.is_empty()
@@ -116,7 +125,6 @@ impl<D: Device> Live<D> {
 
     /// Timers, resolutions, events and transmissions: everything but the completion queues.
     pub(crate) fn pump(&mut self, core: &Core<D>) {
-        use std::sync::atomic::Ordering;
         self.fail_endpoints();
         if self.engine.is_due(self.now) {
             self.engine.handle_timeout(self.now);
@@ -273,14 +281,15 @@ impl<D: Device> Live<D> {
         let missing = self.rx_target.saturating_sub(self.rx_posted);
         let batch = (core.iface_config.rx_max_batch as usize).min(self.rx_target / 4).max(1);
         // A queue pair in ERROR would flush them at once, round after round.
-        if (missing >= batch || self.rx_posted == 0) && self.failed.is_none() {
+        let works = self.failed.is_none() && self.recovering.is_none();
+        if works && (missing >= batch || self.rx_posted == 0) {
             self.post_receives(core, missing);
         }
     }
 
     fn post_receives(&mut self, core: &Core<D>, missing: usize) {
         if self.rx.free_count() < missing
-            && let Err(e) = self.rx.grow_by(&core.md, missing - self.rx.free_count())
+            && let Err(e) = self.rx.want(&core.md, missing, missing - self.rx.free_count())
         {
             // Tried again in each round, told at the first, second, fourth, eighth... time.
             self.counters.rx_no_memory += 1;
@@ -331,7 +340,7 @@ impl<D: Device> Live<D> {
     /// Takes the queue pair out of the ERROR state. Packets that were flushed count as lost: the protocol sends them
     /// again, through fresh address handles where the old ones are poisoned.
     fn recover(&mut self, core: &Core<D>) {
-        if self.qp.state() != ib::device::QpState::Error || self.failed.is_some() {
+        if self.qp.state() != ib::device::QpState::Error || self.failed.is_some() || core.md.is_lost() {
             return;
         }
         loop {
@@ -345,6 +354,9 @@ impl<D: Device> Live<D> {
             }
         }
         while self.tx.poll(&mut self.qp, 64).events > 0 {}
+        if !self.knows_gids(core) {
+            return;
+        }
         self.counters.qp_resets += 1;
         match self.qp.reset() {
             Ok(()) => {
@@ -361,6 +373,26 @@ impl<D: Device> Live<D> {
             }
             Err(e) => self.fail(core, format!("queue pair {} cannot be reset: {e}", self.qp.qpn()), e.errno),
         }
+    }
+
+    /// True if the GID table was read since the queue pair fell into ERROR, so that address handles whose local GID is gone
+    /// are known: one of them would take it down again. Where reading may sleep this is false at first.
+    fn knows_gids(&mut self, core: &Core<D>) -> bool {
+        let read = self.recovering.get_or_insert_with(|| {
+            let read = Arc::new(AtomicBool::new(false));
+            let (flag, wake) = (read.clone(), core.waker.clone());
+            let then = move || {
+                flag.store(true, Ordering::Release);
+                wake();
+            };
+            core.md.ah_cache().refresh_gids(core.port.port, Some(Arc::new(then)));
+            read
+        });
+        let known = read.load(Ordering::Acquire);
+        if known {
+            self.recovering = None;
+        }
+        known
     }
 
     /// Declares the interface lost. Calls fail from now on.
@@ -786,7 +818,11 @@ impl<D: Device> Live<D> {
 
     /// After events of the device: the GIDs that count as ours, and the links that must not be used again.
     fn refresh_links(&mut self, core: &Core<D>) {
-        if let Ok(gids) = core.md.device().query_gids(core.port.port) {
+        if core.md.is_lost() {
+            let text = "the device is gone, or unusable after a fatal error".to_string();
+            return self.fail(core, text, EIO);
+        }
+        if let Some(gids) = core.md.ah_cache().gids(core.port.port) {
             self.gids = gids.into_iter().map(|g| g.gid).collect();
             let own = core.port.gid.gid;
             let lost = !self.gids.contains(&own);
