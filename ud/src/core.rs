@@ -136,6 +136,10 @@ pub(crate) struct Live<D: Device> {
     pub(crate) post_scratch: Vec<Buf>,
     /// Messages that wait for the user's thread.
     pub(crate) ready: VecDeque<Ready>,
+    /// The user's thread is in this round, with the right to deliver and nothing waiting: what arrives goes to `fresh`.
+    pub(crate) direct: bool,
+    /// Messages of this round. Empty between two rounds.
+    pub(crate) fresh: Vec<Ready>,
     /// Everything else that waits for it.
     pub(crate) later: Vec<Later>,
     pub(crate) counters: Counters,
@@ -223,13 +227,17 @@ impl<D: Device> Core<D> {
         st.delivering_on = None;
         match &mut st.live {
             Some(live) => {
-                live.rx.free_mut().append(&mut d.used);
-                // Left over only if a callback panicked: all keeps its place before what is newer.
-                if let Some(buf) = d.current.take() {
-                    live.rx.put(buf);
-                }
-                while let Some(r) = d.batch.pop_back() {
+                let delivered = std::mem::take(&mut d.delivered);
+                // Left over only if a callback panicked, or has closed: all keeps its place before what is newer.
+                while d.batch.len() > delivered
+                    && let Some(r) = d.batch.pop()
+                {
                     live.ready.push_front(r);
+                }
+                while let Some(r) = d.batch.pop() {
+                    if let Some(buf) = r.buf {
+                        live.rx.put(buf);
+                    }
                 }
                 live.tx.ring(&mut live.qp);
                 // What is left of a batch whose callback panicked is older.

@@ -233,6 +233,8 @@ impl<D: Device> Core<D> {
             wcs: Vec::with_capacity(64),
             post_scratch: Vec::new(),
             ready: VecDeque::new(),
+            direct: false,
+            fresh: Vec::new(),
             later: Vec::new(),
             counters: Counters::default(),
             idle_rounds: 0,

@@ -96,6 +96,7 @@ impl<D: Device> Live<D> {
         if events == 0 && self.tx.wants_signal() {
             self.nudge();
         }
+        self.settle_done(core);
         if self.has_chores(core) {
             self.pump(core);
         }
@@ -180,7 +181,7 @@ impl<D: Device> Live<D> {
         let payload = (len - NETH_LEN) as u32;
         match self.engine.handle_packet(self.now, &meta, packet) {
             RxVerdict::Deliver { ep, am_id } => {
-                self.ready.push_back(Ready { buf, len: payload, am_id, ep });
+                self.deliver(Ready { buf: Some(buf), len: payload, am_id, ep });
             }
             RxVerdict::Hold { ep, psn, am_id } if self.held < self.held_max => {
                 let mut buf = buf;
@@ -210,6 +211,12 @@ impl<D: Device> Live<D> {
         self.take_held();
     }
 
+    /// Puts a message where the user's thread finds it.
+    #[inline]
+    fn deliver(&mut self, message: Ready) {
+        if self.direct { self.fresh.push(message) } else { self.ready.push_back(message) }
+    }
+
     /// Moves messages that waited beyond a gap, and are in order by now, to where the user's thread finds them.
     #[inline]
     fn take_held(&mut self) {
@@ -225,7 +232,7 @@ impl<D: Device> Live<D> {
             self.held = self.held.saturating_sub(1);
             // The length travels in the buffer's GRH area, see `set_held_len`.
             let len = held_len(&held);
-            self.ready.push_back(Ready { buf: held, len, am_id, ep });
+            self.deliver(Ready { buf: Some(held), len, am_id, ep });
         }
     }
 
@@ -626,8 +633,10 @@ impl<D: Device> Live<D> {
 
     // --- events of the engine
 
-    fn events(&mut self, core: &Core<D>) {
-        loop {
+    /// Finishes what the engine says is acknowledged.
+    #[inline]
+    fn settle_done(&mut self, core: &Core<D>) {
+        while self.engine.has_done() {
             // Messages without a completion, which are nearly all, are finished where they lie.
             let (small, large, released) = (&mut self.small, &mut self.large, self.tx.released());
             self.engine.settle_done(|op, serial| {
@@ -642,9 +651,14 @@ impl<D: Device> Live<D> {
                 }
                 true
             });
-            let Some((op, serial)) = self.engine.poll_done() else { break };
-            self.finish_op(core, op, Ok(()), serial);
+            if let Some((op, serial)) = self.engine.poll_done() {
+                self.finish_op(core, op, Ok(()), serial);
+            }
         }
+    }
+
+    fn events(&mut self, core: &Core<D>) {
+        self.settle_done(core);
         while let Some(event) = self.engine.poll_event() {
             match event {
                 Event::Done { op, result, serial } => self.finish_op(core, op, result, serial),

@@ -40,6 +40,8 @@ pub(crate) struct Tx<D: Device> {
     done: u64,
     /// The last send that asked for a completion.
     signaled: u64,
+    /// The last send whose payload the device reads from where it is: others were copied when they were posted.
+    read: u64,
     /// Credits promised to messages that are being packed.
     reserved: u64,
     /// Posted sends that wait for a ring.
@@ -69,6 +71,7 @@ impl<D: Device> Tx<D> {
             posted: 0,
             done: 0,
             signaled: 0,
+            read: 0,
             reserved: 0,
             held: 0,
             rung: false,
@@ -106,8 +109,9 @@ impl<D: Device> Tx<D> {
     }
 
     /// Everything up to here has left the queue, as far as memory is concerned.
+    #[inline]
     pub(crate) fn released(&self) -> u64 {
-        if self.caps.copies_sends { self.posted } else { self.done }
+        if self.read <= self.done { self.posted } else { self.done }
     }
 
     /// True if every send has left the queue.
@@ -127,19 +131,23 @@ impl<D: Device> Tx<D> {
         let serial = self.posted + 1;
         // One unsignaled run at most is outstanding, so that every credit comes back.
         let signaled = flags.signaled || serial - self.signaled >= SIGNAL_EVERY;
+        let inline = sges.iter().map(|s| s.bytes.len()).sum::<usize>() <= self.caps.inline_len as usize;
         qp.post_send(&SendWr {
             serial,
             ah: link.ah.ah(),
             remote_qpn: link.qpn,
             remote_qkey: QKey::UCX,
             sges,
-            inline: sges.iter().map(|s| s.bytes.len()).sum::<usize>() <= self.caps.inline_len as usize,
+            inline,
             signaled,
             solicited: flags.solicited,
         })?;
         self.posted = serial;
         if signaled {
             self.signaled = serial;
+        }
+        if !(inline || self.caps.copies_sends) {
+            self.read = serial;
         }
         self.held += 1;
         Ok(serial)
@@ -231,6 +239,7 @@ impl<D: Device> Tx<D> {
     }
 
     /// Lets go of address handles that are no longer needed by a posted send.
+    #[inline]
     pub(crate) fn release_links(&mut self) {
         let done = self.done;
         while self.links.pop_front_if(|(s, _)| *s <= done).is_some() {}

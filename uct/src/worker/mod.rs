@@ -144,7 +144,7 @@ impl WorkerShared {
     }
 
     fn run_deferred(&self) -> usize {
-        if !self.has_deferred.swap(false, Ordering::Acquire) {
+        if !self.has_deferred.load(Ordering::Relaxed) || !self.has_deferred.swap(false, Ordering::Acquire) {
             return 0;
         }
         let batch = std::mem::take(&mut *self.deferred.lock());
