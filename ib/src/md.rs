@@ -4,7 +4,7 @@ use std::{
     any::Any,
     fmt,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -29,6 +29,8 @@ pub struct Md<D: Device> {
     config: MdConfig,
     clock: Arc<dyn Clock>,
     events: AtomicU64,
+    /// See [`Md::keep`].
+    kept: OnceLock<Box<dyn Any + Send + Sync>>,
 }
 
 impl<D: Device> Md<D> {
@@ -41,7 +43,7 @@ impl<D: Device> Md<D> {
             ..AhCacheConfig::default()
         };
         let ahs = AhCache::new(device.clone(), ah_config, clock.clone());
-        Arc::new(Md { device, ahs, config, clock, events: AtomicU64::new(0) })
+        Arc::new(Md { device, ahs, config, clock, events: AtomicU64::new(0), kept: OnceLock::new() })
     }
 
     /// The device.
@@ -80,6 +82,13 @@ impl<D: Device> Md<D> {
     /// Changes when an event was handled, so that interfaces look at their address handles again.
     pub fn event_count(&self) -> u64 {
         self.events.load(Ordering::Acquire)
+    }
+
+    /// Keeps `guard` until the domain is dropped: what has to end with it, such as a watcher of its address handles. There
+    /// is one; a second one is dropped at once.
+    pub fn keep(&self, guard: Box<dyn Any + Send + Sync>) {
+        // It comes back in the error.
+        let _ = self.kept.set(guard);
     }
 
     /// Makes buffers and registers them as one region.
