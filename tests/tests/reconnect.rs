@@ -27,6 +27,7 @@ tests! {
     the_peer_moves_and_an_event_tells,
     own_address_goes_and_comes_back,
     poisoned_handles_are_swapped_before_the_next_send,
+    queue_pair_waits_for_the_gid_table,
     queue_pair_is_reset_and_goes_on,
 }
 
@@ -41,9 +42,14 @@ fn options(ttl: Duration) -> NodeOptions {
 }
 
 fn pair(w: &mut World<Sim>, ttl: Duration, late: Option<(u64, u64)>) {
+    pair_on(w, ttl, late, false);
+}
+
+/// With `sleeps`, calls of the devices may sleep: GID tables are read on errands.
+fn pair_on(w: &mut World<Sim>, ttl: Duration, late: Option<(u64, u64)>, sleeps: bool) {
     for _ in 0..2 {
         let c: SimConfig = w.fabric.config();
-        w.fabric.next_config = Some(SimConfig { late_sends: late, ..c });
+        w.fabric.next_config = Some(SimConfig { late_sends: late, ah_create_sleeps: sleeps, ..c });
         w.add(&options(ttl));
     }
 }
@@ -164,10 +170,13 @@ fn gid_of(w: &World<Sim>, node: usize) -> Gid {
 /// A local GID goes away, sends through it would kill the queue pair; it comes back at another index. No message is lost.
 fn own_address_goes_and_comes_back(w: World<Sim>) {
     drop(w);
+    let late = Some((1_000, 50_000));
     for ttl in TTLS {
-        for (late, loss) in [(None, 0), (Some((1_000, 50_000)), 0), (Some((1_000, 50_000)), 10)] {
+        for (late, loss, sleeps) in
+            [(None, 0, false), (late, 0, false), (late, 10, false), (late, 0, true), (late, 10, true)]
+        {
             let mut w = World::<Sim>::new("own_address_goes_and_comes_back");
-            pair(&mut w, ttl, late);
+            pair_on(&mut w, ttl, late, sleeps);
             w.fabric.net.set_faults(Weather { loss, ..Weather::default() }.faults());
             let mut ledger = Ledger::default();
             let mut flow = Flow::new(0);
@@ -219,6 +228,35 @@ fn poisoned_handles_are_swapped_before_the_next_send(mut w: World<Sim>) {
     say(&mut w, &ep, &mut flow, &mut ledger, 50);
     assert_eq!(w.nodes[0].counter("qp.resets"), 0);
     assert_eq!(w.nodes[0].counter("ah.re_resolved"), 1);
+    w.finish();
+}
+
+/// A handle that is not known to be bad yet takes the queue pair down, on a device whose GID table takes a while to read:
+/// the queue pair is set up again once, when the table is known.
+fn queue_pair_waits_for_the_gid_table(mut w: World<Sim>) {
+    pair_on(&mut w, Duration::MAX, Some((1_000, 20_000)), true);
+    let mut ledger = Ledger::default();
+    let mut flow = Flow::new(0);
+    let ep = w.nodes[0].connect(&w.nodes[1]);
+    say(&mut w, &ep, &mut flow, &mut ledger, 5);
+    w.settle();
+    let gid = gid_of(&w, 0);
+    let device = w.nodes[0].device.clone();
+    device.remove_gid(gid);
+    device.add_gid(Gid::from_ip("10.9.9.9".parse().unwrap()), RoceVersion::V2).unwrap();
+    device.add_gid(gid, RoceVersion::V2).unwrap();
+    flow.send(&w.nodes[0], &ep, Kind::Bcopy, 200, None).unwrap();
+    // Nobody reads the table, however often progress is called.
+    for _ in 0..200 {
+        w.nodes[0].worker.progress();
+        w.fabric.net.run_for(Duration::from_micros(10));
+    }
+    assert_eq!(w.nodes[0].counter("qp.resets"), 0);
+    assert!(flow.send(&w.nodes[0], &ep, Kind::Short, 20, None).is_ok(), "what is sent meanwhile is sent again");
+    ledger.await_flow(&mut w, 1, &flow);
+    assert_eq!((w.nodes[0].counter("qp.resets"), w.nodes[0].counter("ah.re_resolved")), (1, 1));
+    assert_eq!(w.total("ep.failures"), 0);
+    drop(ep);
     w.finish();
 }
 

@@ -123,6 +123,8 @@ pub(crate) struct Live<D: Device> {
     /// The domain's event count at the last look.
     pub(crate) events_seen: u64,
     pub(crate) failed: Option<Error>,
+    /// The queue pair is in ERROR until this is set, which is when the GID table has been read.
+    pub(crate) recovering: Option<Arc<AtomicBool>>,
     /// The endpoints have been told of it.
     pub(crate) endpoints_failed: bool,
     /// A receive completed with an error: look at the state of the queue pair.
@@ -177,6 +179,7 @@ pub(crate) struct EpRecord<D: Device> {
 }
 
 impl<D: Device> State<D> {
+    #[inline]
     pub(crate) fn live(&mut self, core: &Core<D>) -> Result<&mut Live<D>, Error> {
         match &mut self.live {
             Some(l) => Ok(l),
@@ -191,6 +194,7 @@ impl<D: Device> Core<D> {
         format!("{}/{}", self.attr.transport, self.attr.device)
     }
 
+    #[cold]
     pub(crate) fn closed_error(&self) -> Error {
         Error::new(ErrorKind::Closed, format!("{}: the interface is closed", self.name())).scoped(Scope::Interface)
     }
@@ -221,8 +225,10 @@ impl<D: Device> Core<D> {
             Some(live) => {
                 live.rx.free_mut().append(&mut d.used);
                 // Left over only if a callback panicked: all keeps its place before what is newer.
-                live.rx.free_mut().extend(d.current.take());
-                for r in d.batch.drain(..).rev() {
+                if let Some(buf) = d.current.take() {
+                    live.rx.put(buf);
+                }
+                while let Some(r) = d.batch.pop_back() {
                     live.ready.push_front(r);
                 }
                 live.tx.ring(&mut live.qp);

@@ -112,13 +112,16 @@ impl Delivery {
     }
 
     /// Takes the table that is in force. The one before comes back, to be dropped where user code may run.
+    #[inline]
     pub(crate) fn refresh<D: Device>(&mut self, core: &Core<D>) -> Option<Arc<Handlers>> {
         let generation = core.handlers.generation();
-        if generation == self.generation {
-            return None;
-        }
+        if generation == self.generation { None } else { Some(self.renew(core, generation)) }
+    }
+
+    #[cold]
+    fn renew<D: Device>(&mut self, core: &Core<D>, generation: u64) -> Arc<Handlers> {
         self.generation = generation;
-        Some(std::mem::replace(&mut self.handlers, core.handlers.snapshot()))
+        std::mem::replace(&mut self.handlers, core.handlers.snapshot())
     }
 }
 
@@ -175,13 +178,20 @@ impl<'a, D: Device> Delivering<'a, D> {
                 }
                 None => self.core.no_handler(am_id, len),
             }
-            d.used.extend(d.current.take());
+            if let Some(buf) = d.current.take() {
+                d.used.push(buf);
+            }
         }
         n
     }
 
     /// Settles, reports and drops what waited. Returns how many things there were.
+    #[inline]
     pub(crate) fn later(&mut self) -> usize {
+        if self.delivery.as_ref().is_none_or(|d| d.later.is_empty()) { 0 } else { self.all_later() }
+    }
+
+    fn all_later(&mut self) -> usize {
         let Some(d) = &mut self.delivery else { return 0 };
         let mut failed_peer = Vec::new();
         let mut n = 0;

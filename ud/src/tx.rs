@@ -80,6 +80,7 @@ impl<D: Device> Tx<D> {
     }
 
     /// True if a send can be posted.
+    #[inline]
     pub(crate) fn has_credit(&self) -> bool {
         self.posted - self.done + self.reserved < self.depth
     }
@@ -115,6 +116,7 @@ impl<D: Device> Tx<D> {
     }
 
     /// Posts one send. The caller has seen [`Tx::has_credit`].
+    #[inline]
     pub(crate) fn post(
         &mut self,
         qp: &mut D::UdQp,
@@ -145,6 +147,7 @@ impl<D: Device> Tx<D> {
 
     /// After a send of the user's: rings at once, or leaves the send for a later ring if the device gains by it and one
     /// is sure to come. The first send of a round always leaves at once, so that a lone message is not delayed.
+    #[inline]
     pub(crate) fn doorbell(&mut self, qp: &mut D::UdQp, may_batch: bool) {
         if self.caps.send_batch <= 1 || !may_batch || !self.rung || self.held >= self.caps.send_batch {
             self.ring(qp);
@@ -152,6 +155,7 @@ impl<D: Device> Tx<D> {
     }
 
     /// Lets everything leave.
+    #[inline]
     pub(crate) fn ring(&mut self, qp: &mut D::UdQp) {
         if self.held > 0 {
             self.held = 0;
@@ -212,6 +216,12 @@ impl<D: Device> Tx<D> {
     /// Keeps an address handle until all sends up to `serial` are reported.
     pub(crate) fn retire_link(&mut self, serial: u64, link: Link<D>) {
         self.links.push_back((serial, link));
+    }
+
+    /// True if memory or an address handle waits for sends to leave the queue.
+    #[inline]
+    pub(crate) fn has_retired(&self) -> bool {
+        !self.retired.is_empty() || !self.links.is_empty()
     }
 
     /// Takes memory that is no longer needed by a posted send. Order of retirement, which is nearly that of the serials.

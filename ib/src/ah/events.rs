@@ -73,27 +73,27 @@ impl<D: Device> State<D> {
 }
 
 impl<D: Device> Shared<D> {
-    pub(super) fn handle_event(&self, event: &AsyncEvent) -> Invalidated {
+    pub(super) fn handle_event(this: &Arc<Self>, event: &AsyncEvent) -> Invalidated {
         match *event {
             AsyncEvent::NeighbourChange(gid) => {
-                self.invalidate_all(Grade::Stale, |attr| attr.grh.is_some_and(|g| g.dgid == gid))
+                this.invalidate_all(Grade::Stale, |attr| attr.grh.is_some_and(|g| g.dgid == gid))
             }
             AsyncEvent::PortError(port) | AsyncEvent::SmChange(port) | AsyncEvent::ClientReregister(port) => {
-                self.invalidate_all(Grade::Stale, |attr| attr.port == port)
+                this.invalidate_all(Grade::Stale, |attr| attr.port == port)
             }
             AsyncEvent::PortActive(port) => {
                 // The table may have been filled again, with other indexes, while the port was down.
-                let by_gid = self.handle_gids(port, self.device.query_gids(port));
-                let by_port = self.invalidate_all(Grade::Stale, |attr| attr.port == port);
+                let by_gid = Self::refresh_gids(this, port, None);
+                let by_port = this.invalidate_all(Grade::Stale, |attr| attr.port == port);
                 Invalidated {
                     stale: by_port.stale,
                     poisoned: by_gid.poisoned,
                     forgotten: by_gid.forgotten + by_port.forgotten,
                 }
             }
-            AsyncEvent::GidChange(port) => self.handle_gids(port, self.device.query_gids(port)),
-            AsyncEvent::LidChange(port) => self.invalidate_all(Grade::Poisoned, |attr| attr.port == port),
-            AsyncEvent::DeviceFatal => self.invalidate_all(Grade::Poisoned, |_| true),
+            AsyncEvent::GidChange(port) => Self::refresh_gids(this, port, None),
+            AsyncEvent::LidChange(port) => this.invalidate_all(Grade::Poisoned, |attr| attr.port == port),
+            AsyncEvent::DeviceFatal => this.invalidate_all(Grade::Poisoned, |_| true),
             AsyncEvent::PkeyChange(_) | AsyncEvent::QpFatal(_) | AsyncEvent::Unknown(_) => Invalidated::default(),
         }
     }

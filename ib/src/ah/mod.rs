@@ -30,7 +30,8 @@
 //! | LID changed | of the port | poisoned |
 //! | device fatal | all | poisoned |
 //!
-//! An event also restarts the creations it concerns and forgets the failures it concerns.
+//! An event also restarts the creations it concerns and forgets the failures it concerns. On devices whose calls may sleep
+//! the GID table is read a moment later, by the domain's thread: [`AhCache::tables_read`] counts up when it has been.
 //!
 //! One mutex guards all state. A hit holds it for some nanoseconds; no callback, no system call and no device call happens
 //! under it (the clock passed in is read under it, and must not call back).
@@ -39,6 +40,7 @@ mod cache;
 mod config;
 mod ending;
 mod entry;
+mod errands;
 mod events;
 mod explain;
 mod flight;

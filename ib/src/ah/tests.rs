@@ -1032,3 +1032,66 @@ fn counters_add_up() {
     drop(a);
     rig.end();
 }
+
+// Errands.
+
+#[test]
+fn where_calls_sleep_an_event_leaves_reading_the_table_to_who_may() {
+    let rig = Rig::queued(AhTtl::Infinite);
+    let token = pending(rig.cache.try_get(&key(1), LOCAL));
+    rig.cache.run_jobs();
+    let ah = ready(token.take());
+    rig.device.set_gids(vec![gid_entry(5, local_gid(0))]);
+    let woken = Arc::new(AtomicUsize::new(0));
+    for _ in 0..3 {
+        let outcome = rig.cache.handle_event(&AsyncEvent::GidChange(1));
+        assert_eq!(outcome, Invalidated::default());
+        rig.cache.refresh_gids(1, Some(counting(&woken)));
+    }
+    assert!(!ah.is_poisoned() && rig.cache.gids(1).unwrap()[0].index == 0);
+    assert_eq!((rig.cache.tables_read(), woken.load(Ordering::Relaxed)), (0, 0));
+    assert_eq!(rig.cache.run_jobs(), 1, "one reading serves all who asked before it");
+    assert!(ah.is_poisoned());
+    assert_eq!(rig.cache.gids(1).unwrap(), [gid_entry(5, local_gid(0))]);
+    assert_eq!((rig.cache.tables_read(), woken.load(Ordering::Relaxed)), (1, 3));
+    assert!(rig.cache.gids(2).is_none());
+    drop(ah);
+    rig.end();
+}
+
+#[test]
+fn errands_run_in_order_and_end_with_the_cache() {
+    let rig = Rig::queued(AhTtl::Infinite);
+    let order = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let errand = |n: u32| {
+        let order = order.clone();
+        Box::new(move || order.lock().unwrap().push(n))
+    };
+    rig.cache.run_errand(errand(1));
+    rig.cache.run_errand(errand(2));
+    assert!(order.lock().unwrap().is_empty());
+    rig.poll();
+    assert_eq!(*order.lock().unwrap(), [1, 2]);
+    rig.cache.run_errand(errand(3));
+    rig.cache.close();
+    rig.cache.run_errand(errand(4));
+    assert_eq!(Arc::strong_count(&order), 1, "what will never run is dropped");
+    rig.poll();
+    assert_eq!(*order.lock().unwrap(), [1, 2]);
+    rig.end();
+}
+
+#[test]
+fn the_domain_thread_runs_errands_before_there_was_any_get() {
+    let device = FakeDevice::new(true);
+    let cfg = AhCacheConfig { executor: Executor::Threads { helpers: 1 }, ..AhCacheConfig::default() };
+    let cache = AhCache::new(Arc::clone(&device), cfg, Arc::new(uct::time::MonotonicClock::new()));
+    let (done, wait) = std::sync::mpsc::channel();
+    for n in 0..3 {
+        device.set_gids(vec![gid_entry(n, local_gid(0))]);
+        let done = done.clone();
+        cache.refresh_gids(1, Some(Arc::new(move || done.send(()).unwrap())));
+        wait.recv_timeout(Duration::from_secs(60)).expect("it is read");
+        assert_eq!(cache.gids(1).unwrap()[0].index, n);
+    }
+}

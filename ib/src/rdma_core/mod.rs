@@ -15,7 +15,7 @@
 //! - After a fatal event (the device was removed) every call fails with `EIO`, destroying included; what was held is given
 //!   back all the same.
 //!
-//! Where `unsafe` is: [`ffi`](self::ffi) (what the bindings lack), `handles` (owners of verbs objects) and the two calls
+//! Where `unsafe` is: `ffi` (what the bindings lack), `handles` (owners of verbs objects) and the two calls
 //! of the data path in `post` and `qp`. Everything that only converts values is safe code and tested without a device.
 
 mod attr;

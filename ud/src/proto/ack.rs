@@ -5,9 +5,8 @@ use std::{hash::Hash, time::Duration};
 use uct::Time;
 
 use super::{
-    engine::{Engine, nanos},
+    engine::Engine,
     ep::{EpId, Is},
-    event::Event,
     packet::PacketKind,
     psn::Psn,
     slab::NIL,
@@ -60,11 +59,13 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         e.tick = self.tick0;
         e.send_time = self.clock.run(now);
         e.resends = 0;
-        self.sample_srtt(now, slot);
-        self.release(slot);
+        if let Some(sent) = self.release(slot) {
+            self.sample_srtt(slot, now.nanos_since(sent));
+        }
         self.continue_resend(slot);
-        if self.eps[slot].in_flight() == 0 {
-            self.eps[slot].tick_at = Time::MAX;
+        let e = &mut self.eps[slot];
+        if e.in_flight() == 0 {
+            e.tick_at = Time::MAX;
             self.rearm(slot);
         } else {
             self.start_tick(now, slot);
@@ -72,21 +73,9 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         self.wake_writer(slot);
     }
 
-    /// Measures the round trip by the newest acknowledged packet, if that asked for its ack and was sent once (after Karn).
-    fn sample_srtt(&mut self, now: Time, slot: u32) {
-        let e = &self.eps[slot];
-        let (mut at, mut newest) = (e.head, None);
-        while let Some(k) = self.pkts.get(at) {
-            if k.psn.is_after(e.acked) {
-                break;
-            }
-            if k.kind != PacketKind::Marker {
-                newest = Some((k.resends == 0 && k.ack_req).then_some(k.sent));
-            }
-            at = k.next;
-        }
-        let Some(Some(sent)) = newest else { return };
-        let sample = nanos(now.since(sent)).max(1);
+    #[inline]
+    fn sample_srtt(&mut self, slot: u32, sample: u64) {
+        let sample = sample.max(1);
         let e = &mut self.eps[slot];
         e.srtt = if e.srtt == 0 { sample } else { e.srtt - e.srtt / 8 + sample / 8 };
     }
@@ -99,27 +88,55 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     }
 
     /// Releases acknowledged entries, strictly in order, and stops at one whose resend is still in the send queue: the
-    /// device may read its memory until then.
-    pub(super) fn release(&mut self, slot: u32) {
-        let (peer, freed_from) = (self.eps[slot].peer, self.pkts.len());
-        while let Some(k) = self.pkts.get(self.eps[slot].head) {
-            if !k.psn.is_upto(self.eps[slot].acked) {
+    /// device may read its memory until then. If the newest released packet asked for its ack and was sent once (after
+    /// Karn), the answer is when that was.
+    #[inline]
+    pub(super) fn release(&mut self, slot: u32) -> Option<Time> {
+        let e = &mut self.eps[slot];
+        let (first, acked) = (e.head, e.acked);
+        let (mut at, mut last, mut count, mut charge) = (first, NIL, 0, 0);
+        let (mut sent, mut is_blocked) = (None, false);
+        while let Some(k) = self.pkts.get(at) {
+            if !k.psn.is_upto(acked) {
                 break;
             }
             if k.is_resend_queued(self.tx_done) {
-                self.block_on_tx(slot);
+                is_blocked = true;
                 break;
             }
-            let Some(k) = self.pop_packet(slot) else { break };
-            if let Some(op) = k.op {
-                self.events.push_back(Event::Done { op, result: Ok(()), serial: k.serial });
+            if k.kind != PacketKind::Marker {
+                sent = (k.resends == 0 && k.ack_req).then_some(k.sent);
+            }
+            if e.resend_cur == at {
+                e.resend_cur = k.next;
+            }
+            charge += u64::from(k.charge);
+            count += 1;
+            last = at;
+            at = k.next;
+        }
+        if last != NIL {
+            e.head = at;
+            if at == NIL {
+                e.tail = NIL;
+            }
+            self.pkts.release(first, last, count);
+            let peer = e.peer;
+            if let Some(p) = self.peers.get_mut(peer) {
+                p.in_flight -= charge;
+                if p.waiting > 0 {
+                    self.wake_peer(peer);
+                }
             }
         }
-        if self.pkts.len() < freed_from {
-            self.wake_peer(peer);
+        if is_blocked {
+            self.block_on_tx(slot);
+            return None;
         }
+        sent
     }
 
+    #[cold]
     fn block_on_tx(&mut self, slot: u32) {
         let e = &mut self.eps[slot];
         if !e.is.contains(Is::TX_BLOCKED) {

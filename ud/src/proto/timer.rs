@@ -27,6 +27,7 @@ impl TimerQueue {
     }
 
     /// No deadline lies before this time.
+    #[inline]
     pub(super) fn earliest(&self) -> Time {
         match self.heap.peek() {
             Some(Reverse((t, ..))) if self.armed > 0 => *t,
@@ -35,6 +36,7 @@ impl TimerQueue {
     }
 
     /// Sets an endpoint's deadline; `Time::MAX` stops its timer.
+    #[inline]
     pub(super) fn set<L, R>(&mut self, slot: u32, ep: &mut Ep<L, R>, at: Time) {
         match (ep.deadline == Time::MAX, at == Time::MAX) {
             (true, false) => self.armed += 1,
@@ -84,13 +86,14 @@ impl RunClock {
     }
 
     /// Run time of a time.
+    #[inline]
     pub(super) fn run(&self, t: Time) -> Time {
         Time::from_nanos(t.as_nanos().saturating_sub(self.stopped))
     }
 
     /// The time at which the run time will be `t`, if we do not stand still until then.
     pub(super) fn real(&self, t: Time) -> Time {
-        t + Duration::from_nanos(self.stopped)
+        t.add_nanos(self.stopped)
     }
 
     pub(super) fn last(&self) -> Time {
@@ -104,6 +107,12 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     pub fn poll_timeout(&self) -> Option<Time> {
         let t = self.timers.earliest().min(self.sweep_at);
         (t != Time::MAX).then_some(t)
+    }
+
+    /// Whether [`Engine::handle_timeout`] has something to do.
+    #[inline]
+    pub fn is_due(&self, now: Time) -> bool {
+        self.timers.earliest().min(self.sweep_at) <= now
     }
 
     /// Serves every deadline that is due: asks for acks, starts resends, declares peers dead, ends lingering. The cost follows
@@ -134,27 +143,27 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
 
     #[inline]
     pub(super) fn observe(&mut self, now: Time) {
-        if self.clock.observe(now, self.timers.earliest()) {
+        // One reading of the clock serves many calls.
+        if now != self.clock.last() && self.clock.observe(now, self.timers.earliest()) {
             self.stats.stopped += 1;
         }
     }
 
     /// Sets the endpoint's deadline from what it waits for.
+    #[inline]
     pub(super) fn rearm(&mut self, slot: u32) {
-        let timeout = self.cfg.timeout;
-        let linger = self.cfg.linger;
         let ep = &mut self.eps[slot];
         let mut at = ep.tick_at;
         if ep.in_flight() > 0 && !ep.is_failed() {
             let base = silence_start(ep);
-            let dead_at = self.clock.real(base) + timeout + Duration::from_nanos(1);
+            let dead_at = self.clock.real(base).add_nanos(self.timeout_ns).add_nanos(1);
             // A verdict that had to be put off, because our own queue was full, is looked at with the next tick.
             if dead_at > self.clock.last() {
                 at = at.min(dead_at);
             }
         }
         if let Owner::Lingering { since } = ep.owner {
-            let over = since + linger;
+            let over = since.add_nanos(self.linger_ns);
             // Past its time the record waits for an ack, a verdict or a post, each of which comes by itself.
             if over > self.clock.last() {
                 at = at.min(over);
@@ -166,7 +175,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     /// (Re)starts the resend interval.
     pub(super) fn start_tick(&mut self, now: Time, slot: u32) {
         let ep = &mut self.eps[slot];
-        ep.tick_at = now + Duration::from_nanos(ep.tick);
+        ep.tick_at = now.add_nanos(ep.tick);
         self.rearm(slot);
     }
 
