@@ -4,7 +4,7 @@ use std::{
     any::Any,
     fmt,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
@@ -32,6 +32,8 @@ pub struct Md<D: Device> {
     events: AtomicU64,
     /// A fatal event has come.
     lost: AtomicBool,
+    /// See [`Md::keep`].
+    kept: OnceLock<Box<dyn Any + Send + Sync>>,
 }
 
 impl<D: Device> Md<D> {
@@ -44,7 +46,8 @@ impl<D: Device> Md<D> {
             ..AhCacheConfig::default()
         };
         let ahs = AhCache::new(device.clone(), ah_config, clock.clone());
-        Arc::new(Md { device, ahs, config, clock, events: AtomicU64::new(0), lost: AtomicBool::new(false) })
+        let (events, lost) = (AtomicU64::new(0), AtomicBool::new(false));
+        Arc::new(Md { device, ahs, config, clock, events, lost, kept: OnceLock::new() })
     }
 
     /// The device.
@@ -105,6 +108,13 @@ impl<D: Device> Md<D> {
             "{name} is gone, or unusable after a fatal error; drop this domain, and when it is back open it again"
         );
         Err(Error::new(ErrorKind::NoDevice, text).scoped(Scope::Device))
+    }
+
+    /// Keeps `guard` until the domain is dropped: what has to end with it, such as a watcher of its address handles. There
+    /// is one; a second one is dropped at once.
+    pub fn keep(&self, guard: Box<dyn Any + Send + Sync>) {
+        // It comes back in the error.
+        let _ = self.kept.set(guard);
     }
 
     /// Makes buffers and registers them as one region.
