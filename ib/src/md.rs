@@ -11,6 +11,7 @@ use std::{
 
 use uct::{
     Clock, Error, ErrorKind, MemRegion, Result, Scope,
+    fork::Birth,
     iface::Counter,
     md::{MemoryDomain, PortResource},
     mem::{Arena, ArenaLayout, Block, Registration},
@@ -32,6 +33,7 @@ pub struct Md<D: Device> {
     events: AtomicU64,
     /// A fatal event has come.
     lost: AtomicBool,
+    born: Birth,
 }
 
 impl<D: Device> Md<D> {
@@ -44,7 +46,15 @@ impl<D: Device> Md<D> {
             ..AhCacheConfig::default()
         };
         let ahs = AhCache::new(device.clone(), ah_config, clock.clone());
-        Arc::new(Md { device, ahs, config, clock, events: AtomicU64::new(0), lost: AtomicBool::new(false) })
+        Arc::new(Md {
+            device,
+            ahs,
+            config,
+            clock,
+            events: AtomicU64::new(0),
+            lost: AtomicBool::new(false),
+            born: Birth::here(),
+        })
     }
 
     /// The device.
@@ -95,8 +105,9 @@ impl<D: Device> Md<D> {
     }
 
     /// # Errors
-    /// `NoDevice` once the domain is [lost](Md::is_lost).
+    /// `NoDevice` once the domain is [lost](Md::is_lost); `UsedAfterFork` in a child.
     pub fn check(&self) -> Result<()> {
+        self.born.check()?;
         if !self.is_lost() {
             return Ok(());
         }
@@ -145,7 +156,7 @@ fn register<D: Device>(device: &Arc<D>, block: &Arc<Block>, access: Access) -> R
         )
         .with_errno(e.errno)
     })?;
-    Ok(MrRegistration { device: device.clone(), keys, _block: block.clone() })
+    Ok(MrRegistration { device: device.clone(), keys, _block: block.clone(), born: Birth::here() })
 }
 
 impl<D: Device> fmt::Debug for Md<D> {
@@ -156,7 +167,12 @@ impl<D: Device> fmt::Debug for Md<D> {
 
 impl<D: Device> Drop for Md<D> {
     fn drop(&mut self) {
-        self.ahs.close();
+        if self.born.is_here() {
+            self.ahs.close();
+        } else {
+            // The parent's: nothing of it must end here, see `uct::fork`.
+            std::mem::forget((self.device.clone(), self.ahs.clone()));
+        }
     }
 }
 
@@ -179,6 +195,7 @@ struct MrRegistration<D: Device> {
     device: Arc<D>,
     keys: MrKeys,
     _block: Arc<Block>,
+    born: Birth,
 }
 
 impl<D: Device> Registration for MrRegistration<D> {
@@ -193,6 +210,11 @@ impl<D: Device> Registration for MrRegistration<D> {
 
 impl<D: Device> Drop for MrRegistration<D> {
     fn drop(&mut self) {
+        if !self.born.is_here() {
+            // In a child it is not ours to give back.
+            std::mem::forget(self.device.clone());
+            return;
+        }
         if let Err(e) = self.device.dereg_mr(self.keys) {
             // After a fatal event destroy calls fail; the memory is given back all the same.
             tracing::debug!("deregistering lkey {:#x}: {e}", self.keys.lkey);
