@@ -131,6 +131,7 @@ impl<D: Device> Core<D> {
     ) -> Result<Arc<Self>> {
         let device = md.device();
         md.check()?;
+        worker.check()?;
         let port = ib::gid::local_port(&**device, port, md.config(), &iface_config)?;
         let name = format!("{}:{}", port.device, port.port);
         let (align, align_offset) = alignment(params)?;
