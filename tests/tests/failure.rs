@@ -44,6 +44,7 @@ on_fabrics! { sim, soft;
     peer_failure_multiple,
     keepalive_killed,
     keepalive_killed_post_am,
+    without_an_error_handler_the_next_call_tells,
 }
 
 mod virtual_time {
@@ -602,6 +603,37 @@ fn keepalive<F: Hooks>(w: World<F>, posts: bool) {
     }
     let got = await_failures(&mut w, 0, 1);
     assert_eq!((got[0].ep_id, got[0].kind), (ep.id(), ErrorKind::EndpointTimeout));
+}
+
+/// Nobody asked to be told: the process goes on, one line says so, and calls on the endpoint return the error.
+fn without_an_error_handler_the_next_call_tells<F: Hooks>(w: World<F>) {
+    let mut w = quick_world(w, 3);
+    let (md, worker) = (w.nodes[0].md.clone(), &w.nodes[0].worker);
+    let o = quick();
+    let iface = ud::open(&md, worker, 1, &o.params, o.iface, o.ud, &o.tuning).expect("an interface");
+    iface.progress_enable(true);
+    let connect = |w: &World<F>, to: usize| {
+        let to = w.nodes[to].iface();
+        iface.ep(&EpParams::to_iface(&to.device_address(), &to.iface_address())).expect("an endpoint")
+    };
+    let (dead, alive) = (connect(&w, 1), connect(&w, 2));
+    w.send(|| dead.am_short(ID, 0, b""));
+    w.send(|| alive.am_short(ID, 0, b""));
+    kill(&mut w, 1);
+    let mut error = None;
+    let lines = uct_tests::log::lines_of(tracing::Level::WARN, || {
+        w.run_until("the next call tells", |_| match dead.am_short(ID, 1, b"") {
+            Err(SendError::Failed(e)) => error.insert(e).kind() == ErrorKind::EndpointTimeout,
+            _ => false,
+        });
+        w.run_for(Duration::from_millis(100));
+    });
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].contains("was connected, then silent"), "{}", lines[0]);
+    let before = w.nodes[2].inbox.lock().len();
+    w.send(|| alive.am_short(ID, 1, b""));
+    w.run_until("the other peer hears us", |w| w.nodes[2].inbox.lock().len() > before);
+    drop((dead, alive, iface));
 }
 
 fn keepalive_killed<F: Hooks>(w: World<F>) {

@@ -44,6 +44,7 @@ on_fabrics! { sim, soft;
     close_after_the_interface,
     close_to_a_dead_peer,
     destroy_entity_after_send,
+    destroying_two_endpoints_loses_no_completion,
     disconnect_after_send,
     interface_close_settles_everything,
     invalidate_settles_then_reports,
@@ -609,6 +610,47 @@ fn destroy_entity_after_send<F: Hooks>(w: World<F>) {
         drop(r);
         w.finish_and_free();
     }
+    w.finish_and_free();
+}
+
+/// The progress thread has taken the acks of both endpoints, so that completions of both wait for the user when the first is
+/// destroyed: each is settled with its own endpoint, and none is lost.
+fn destroying_two_endpoints_loses_no_completion<F: Hooks>(w: World<F>) {
+    let (mut w, a) = pair(w);
+    let b = w.nodes[0].connect(&w.nodes[1]);
+    w.send(|| b.am_short(ID, 0, b""));
+    w.settle();
+    let iov = slices(&w);
+    for acknowledged in [true, false] {
+        let (of_a, of_b) = (Ledger::new(), Ledger::new());
+        let victim = w.nodes[0].connect(&w.nodes[1]);
+        w.send(|| victim.am_short(ID, 0, b""));
+        w.settle();
+        w.nodes[1].motion = if acknowledged { Motion::User } else { Motion::Stopped };
+        for (ep, ledger) in [(&victim, &of_a), (&b, &of_b)] {
+            let comp = ledger.completion();
+            let _posted = ep.am_zcopy(ID, b"", &iov, Some(&comp)).unwrap();
+            drop(comp);
+            let comp = ledger.completion();
+            assert_eq!(ep.flush(FlushMode::Local, Some(&comp)).unwrap(), Posted::InProgress);
+        }
+        w.nodes[0].motion = Motion::Stopped;
+        for _ in 0..50 {
+            w.step();
+            w.nodes[0].iface().progress_async();
+        }
+        assert_eq!((of_a.fired(), of_b.fired()), (0, 0), "completions are for the user's thread");
+        drop(victim);
+        assert_eq!(of_a.open(), 0, "settled when destroy returns");
+        let settled = of_a.all();
+        w.nodes[0].motion = Motion::User;
+        w.nodes[1].motion = Motion::User;
+        w.run_until("the other's complete", |_| of_b.open() == 0);
+        assert_eq!(of_b.all(), [Ok(()), Ok(())]);
+        assert_eq!(of_a.all(), settled);
+        w.settle();
+    }
+    drop((a, b, iov));
     w.finish_and_free();
 }
 

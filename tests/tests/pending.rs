@@ -35,6 +35,7 @@ on_fabrics! { sim, soft;
     fairness_over_eight_endpoints,
     purge_gives_back_the_oldest_first,
     purge_touches_one_endpoint,
+    cancel_keeps_the_requests,
     err_busy_keeps_the_request,
     connect,
     connect_to_ep_later,
@@ -483,6 +484,25 @@ fn purge_touches_one_endpoint<F: Hooks>(w: World<F>) {
     w.all_home();
     assert!(eps.iter().all(|e| e.pending_purge().is_empty()));
     drop(eps);
+    w.finish_and_free();
+}
+
+/// A cancel settles operations. Requests are no operations yet: they stay the user's, to be purged.
+fn cancel_keeps_the_requests<F: Hooks>(w: World<F>) {
+    let (mut w, ep, next) = full(w);
+    for _ in 0..5 {
+        let r = ep.pending_add(Box::new(|_| panic!("called after cancel")));
+        assert!(r.is_ok());
+    }
+    assert!(matches!(ep.flush(FlushMode::Cancel, None), Ok(uct::Posted::Done)));
+    w.nodes[1].motion = Motion::User;
+    w.run_until("what was sent arrives", |w| w.nodes[1].inbox.lock().len() as u64 == next);
+    for _ in 0..20 {
+        w.step();
+    }
+    assert_eq!(ep.pending_purge().len(), 5);
+    w.all_home();
+    drop(ep);
     w.finish_and_free();
 }
 

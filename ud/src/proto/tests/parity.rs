@@ -7,7 +7,7 @@ use std::time::Duration;
 use uct::Time;
 
 use super::{
-    handshake::creq_from,
+    handshake::{creq_from, drop_first},
     hazards::{IDENT, am, crep, neth, puppet},
     net::*,
 };
@@ -122,6 +122,46 @@ fn partial_drop() {
     assert_eq!(net.payloads(1), (0..24u8).map(|i| vec![i]).collect::<Vec<_>>(), "{}", net.tail());
     assert!(ops.iter().all(|&op| net.is_done(0, op) == Some(Ok(()))));
     assert_eq!(net.nodes[0].eng.eps[a.slot].psn, psn, "what is sent again has the number it had");
+}
+
+/// Each kind of control packet finds the send queue full at first: none is forgotten.
+#[test]
+fn control_packets_survive_a_full_send_queue() {
+    let mut net = Net::new(2, 1);
+    // Every second millisecond there is one place, so whoever wants to say something is turned away first.
+    let life = |net: &mut Net, limit: u64, done: &dyn Fn(&Net) -> bool| {
+        for ms in 0..limit {
+            for n in &mut net.nodes {
+                n.credit = usize::from(ms % 2 == 1);
+            }
+            net.run_for(Duration::from_millis(1));
+            if done(net) {
+                return;
+            }
+        }
+        panic!("never\n{}", net.tail());
+    };
+    net.nodes.iter_mut().for_each(|n| n.credit = 0);
+    let a = net.connect(0, 1);
+    net.pump();
+    life(&mut net, 1000, &|n| n.nodes[0].eng.is_connected(a));
+    let b = net.connect(1, 0);
+    // A message with a gap before it: NACK or selective ack, and an ack that is asked for.
+    net.filter = drop_first(1, |from, bytes| from == 0 && bytes[3] & 1 == 1);
+    let ops = [net.send(0, a, b"1").unwrap(), net.send_as(0, a, 1, b"2", SendKind::Zcopy).unwrap()];
+    life(&mut net, 1000, &|n| ops.iter().all(|&op| n.is_done(0, op) == Some(Ok(()))));
+    assert_eq!(net.payloads(1), [b"1", b"2"]);
+    // A check of an idle peer, and the end.
+    let (now, op) = (net.now, net.nodes[0].op(b"check"));
+    let check = op.id;
+    net.nodes[0].eng.check(now, a, Some(op)).unwrap();
+    life(&mut net, 1000, &|n| n.is_done(0, check) == Some(Ok(())));
+    net.destroy(0, a);
+    life(&mut net, 5000, &|n| n.nodes[0].freed == [a] && n.nodes[1].closed_by_peer == [b]);
+    let (x, y) = (net.nodes[0].eng.stats(), net.nodes[1].eng.stats());
+    assert!(x.tx_creq > 0 && y.tx_crep > 0 && y.tx_acks > 0 && x.tx_probes > 0 && x.tx_byes > 0);
+    assert!(y.tx_nacks + y.tx_xacks > 0);
+    assert!(net.nodes.iter().all(|n| n.failed.is_empty()));
 }
 
 // --- test_ud_ds, test_conn_match
