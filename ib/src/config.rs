@@ -246,6 +246,9 @@ uct::config_table! {
         tx_min_sge: u32 = "TX_MIN_SGE", "5", where |n| (1..=255).contains(n), "must be from 1 to 255";
         /// How many receive buffers are given to the device. Each takes the size of a packet.
         rx_queue_len: u32 = "RX_QUEUE_LEN", "4096", where |n| (4..=1 << 20).contains(n), "must be from 4 to 1048576";
+        /// How many receive buffers there are at most, with those that the program keeps and those that wait for it. When
+        /// none is left for the device, packets are lost and peers send them again until their time-out.
+        rx_max_bufs: u32 = "RX_MAX_BUFS", "inf", where |n| *n >= 4, "must be at least 4";
         /// How many receive buffers are given to the device at once.
         rx_max_batch: u32 = "RX_MAX_BATCH", "16", where |n| *n >= 1, "must be at least 1";
         /// How many received packets are taken from the device at once.

@@ -16,7 +16,11 @@ struct Peer {
 
 impl Peer {
     fn new(settings: &[(&str, &str)]) -> Peer {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_peer"))
+        Peer::start(Command::new(env!("CARGO_BIN_EXE_peer")), settings)
+    }
+
+    fn start(mut command: Command, settings: &[(&str, &str)]) -> Peer {
+        let mut child = command
             .env("UCX_LOG_LEVEL", "warn")
             .envs(settings.iter().copied())
             .stdin(Stdio::piped())
@@ -240,4 +244,21 @@ mod rdma {
             super::parent_goes_on_after(what, &[("PEER_DEVICE", &device), ("UCX_IB_FORK_INIT", fork_init)]);
         }
     }
+}
+
+/// The soft device pins nothing, and nobody guesses by the limit what would be possible. (UCX: test_md_memlock_limit.)
+#[test]
+fn md_open_with_no_lockable_memory() {
+    let limited = || {
+        let mut command = Command::new("sh");
+        command.args(["-c", "ulimit -l 0 && exec \"$0\"", env!("CARGO_BIN_EXE_peer")]);
+        Peer::start(command, &[])
+    };
+    let (mut a, mut b) = (limited(), limited());
+    assert_eq!(a.connect(&b), "ep 0");
+    assert_eq!(a.ask("send 0 1000"), "sent 1000");
+    assert_eq!(b.ask("expect 1000"), "got 1000");
+    assert_eq!(a.ask("close"), "closed");
+    let (status, said) = a.end();
+    assert!(status.success() && said.is_empty(), "{status}: {said}");
 }

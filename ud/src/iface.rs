@@ -215,7 +215,7 @@ impl<D: Device> Core<D> {
             qp,
             small: Pool::new(tx_layout(SMALL_LEN), Access::LOCAL_WRITE, 1024, usize::MAX),
             large: Pool::new(tx_layout(max_packet), Access::LOCAL_WRITE, 256, usize::MAX),
-            rx: Pool::new(rx_layout, Access::LOCAL_WRITE, 1024, usize::MAX),
+            rx: Pool::new(rx_layout, Access::LOCAL_WRITE, 1024, iface_config.rx_max_bufs as usize),
             rx_posted: 0,
             rx_target: first,
             eps: HashMap::new(),
