@@ -138,15 +138,18 @@ impl<'a, D: Device> Delivering<'a, D> {
     }
 
     /// Puts the delivery back, then does what callbacks have left for the end of their batch.
+    #[inline]
     pub(crate) fn finish(mut self) {
-        let later = self.delivery.take().map(|d| self.core.end_delivery(d, Who::User)).unwrap_or_default();
-        if !later.is_empty() {
-            self.core.run_later(later);
+        if let Some(d) = self.delivery.take()
+            && self.core.end_delivery(d)
+        {
+            self.core.run_later(self.core.take_left(Who::User));
         }
     }
 
     /// Calls handlers for the batch. Returns how many messages there were. What the progress thread may not deliver stays
     /// in the batch.
+    #[inline]
     pub(crate) fn messages(&mut self, who: Who) -> usize {
         let Some(d) = self.delivery.as_deref_mut() else { return 0 };
         // A handler may close the interface: nothing is called after that.
@@ -203,8 +206,9 @@ impl<D: Device> Drop for Delivering<'_, D> {
         if let Some(d) = self.delivery.take() {
             // The progress thread, or a callback has panicked: what is left waits for the next progress. Only what an
             // interface has left that was closed meanwhile is for here.
-            let orphans = self.core.end_delivery(d, Who::Thread);
-            self.core.run_later(orphans);
+            if self.core.end_delivery(d) {
+                self.core.run_later(self.core.take_left(Who::Thread));
+            }
         }
     }
 }

@@ -128,11 +128,44 @@ impl<D: Device> Tx<D> {
         sges: &[Sge<'_>],
         flags: PostFlags,
     ) -> Result<u64, VerbsError> {
+        self.post_by(link, sges, flags, |wr| qp.post_send(wr))?;
+        self.held += 1;
+        Ok(self.posted)
+    }
+
+    /// Posts a send of the user's, as [`Tx::post`] and [`Tx::doorbell`] do.
+    #[inline(always)]
+    pub(crate) fn send(
+        &mut self,
+        qp: &mut D::UdQp,
+        link: &Link<D>,
+        sge: Sge<'_>,
+        may_batch: bool,
+    ) -> Result<u64, VerbsError> {
+        if self.held > 0 || (may_batch && self.rung && self.caps.send_batch > 1) {
+            let serial = self.post(qp, link, &[sge], PostFlags::default())?;
+            self.doorbell(qp, may_batch);
+            return Ok(serial);
+        }
+        self.post_by(link, &[sge], PostFlags::default(), |wr| qp.post_send_now(wr))?;
+        self.rung = true;
+        self.rings += 1;
+        Ok(self.posted)
+    }
+
+    #[inline(always)]
+    fn post_by(
+        &mut self,
+        link: &Link<D>,
+        sges: &[Sge<'_>],
+        flags: PostFlags,
+        post: impl FnOnce(&SendWr<'_, D::Ah>) -> Result<(), VerbsError>,
+    ) -> Result<(), VerbsError> {
         let serial = self.posted + 1;
         // One unsignaled run at most is outstanding, so that every credit comes back.
         let signaled = flags.signaled || serial - self.signaled >= SIGNAL_EVERY;
         let inline = sges.iter().map(|s| s.bytes.len()).sum::<usize>() <= self.caps.inline_len as usize;
-        qp.post_send(&SendWr {
+        post(&SendWr {
             serial,
             ah: link.ah.ah(),
             remote_qpn: link.qpn,
@@ -149,8 +182,7 @@ impl<D: Device> Tx<D> {
         if !(inline || self.caps.copies_sends) {
             self.read = serial;
         }
-        self.held += 1;
-        Ok(serial)
+        Ok(())
     }
 
     /// After a send of the user's: rings at once, or leaves the send for a later ring if the device gains by it and one
