@@ -103,7 +103,8 @@ pub struct DeviceAttr {
     pub port_count: u8,
     /// The largest number of address handles, 0 if unlimited.
     pub ah_max: usize,
-    /// True if `create_ah` may sleep (kernel address resolution): it then runs on a helper thread.
+    /// True if `create_ah` may sleep (kernel address resolution): it then runs on a helper thread. Of such devices it is also
+    /// assumed that reading a GID table and registering memory may sleep, which no progress path then does.
     pub ah_create_sleeps: bool,
     /// What peers of this library must know, appended to the packed device address; `None` for devices that a UCX peer
     /// sees as they are.
@@ -453,6 +454,17 @@ pub trait UdQp: Send + 'static {
     /// `ENOMEM`: the send queue is full (the caller counts credits, so this is its bug). `EINVAL`: too many elements, or
     /// inline data above the limit; nothing was posted.
     fn post_send(&mut self, wr: &SendWr<'_, Self::Ah>) -> VerbsResult<()>;
+
+    /// [`UdQp::post_send`] and [`UdQp::ring`] in one.
+    ///
+    /// # Errors
+    /// Those of [`UdQp::post_send`].
+    #[inline]
+    fn post_send_now(&mut self, wr: &SendWr<'_, Self::Ah>) -> VerbsResult<()> {
+        self.post_send(wr)?;
+        self.ring();
+        Ok(())
+    }
 
     /// Lets everything that was posted leave.
     fn ring(&mut self);

@@ -506,3 +506,184 @@ fn limit_of_address_handles_is_an_error_of_the_endpoint() {
     drop(ep);
     assert_clean(w, &device, "after all");
 }
+
+/// A device whose calls may sleep: while only `progress` and the user's calls run, none of them is made.
+#[test]
+fn nothing_that_may_sleep_is_called_by_progress() {
+    const MAY_SLEEP: [Call; 5] = [Call::QueryPort, Call::QueryGids, Call::CreateAh, Call::DestroyAh, Call::RegMr];
+    let (mut w, device) = world("nothing_that_may_sleep_is_called_by_progress");
+    device.set_attr(|a| a.ah_create_sleeps = true);
+    let i = w.add_on(device.clone(), &quick());
+    let calls = || MAY_SLEEP.map(|c| device.calls(c));
+    // More endpoints than needed to use up what the pools hold at first, each with a handle and a window.
+    let eps: Vec<_> = (0..200).map(|_| w.nodes[i].connect(&w.nodes[0])).collect();
+    for ep in &eps {
+        w.send(|| ep.am_short(ID, 0, b""));
+    }
+    w.settle();
+    w.nodes[0].take();
+
+    let (before, created) = (calls(), w.nodes[i].counter("tx.buffers"));
+    for event in [AsyncEvent::GidChange(1), AsyncEvent::PortError(1), AsyncEvent::PortActive(1)] {
+        device.inject_event(event);
+    }
+    let (mut sent, mut dry) = (0, 0);
+    for _ in 0..20 {
+        for ep in &eps {
+            match ep.am_bcopy(ID, &mut |to| to.len().min(600)) {
+                Ok(_) => sent += 1,
+                Err(SendError::NoResource) => dry += 1,
+                Err(SendError::Failed(e)) => panic!("{e}"),
+            }
+        }
+        for _ in 0..200 {
+            w.nodes[i].worker.progress();
+        }
+    }
+    assert!(sent >= 256 && dry > 0, "{sent} sent, {dry} refused: the pool was not used up");
+    assert_eq!(calls(), before, "{MAY_SLEEP:?}");
+    assert_eq!(w.nodes[i].counter("tx.buffers"), created);
+
+    // Whoever may sleep does it all, and everything goes on.
+    w.run_until("all arrive", |w| w.nodes[0].inbox.lock().len() == sent);
+    let [_, gids, _, _, regs] = calls();
+    assert_eq!(gids, before[1] + 1, "three events, one reading");
+    assert!(regs > before[4]);
+    for ep in &eps {
+        w.send(|| ep.am_bcopy(ID, &mut |_| 600));
+    }
+    assert!(w.nodes[i].counter("tx.buffers") > created);
+    w.settle();
+    drop(eps);
+    assert_clean(w, &device, "after all");
+}
+
+#[test]
+fn a_pool_that_cannot_grow_in_the_background_says_so_when_it_is_empty() {
+    let (mut w, device) = world("a_pool_that_cannot_grow_in_the_background_says_so_when_it_is_empty");
+    device.set_attr(|a| a.ah_create_sleeps = true);
+    let i = w.add_on(device.clone(), &quick());
+    let eps: Vec<_> = (0..200).map(|_| w.nodes[i].connect(&w.nodes[0])).collect();
+    for ep in &eps {
+        w.send(|| ep.am_short(ID, 0, b""));
+    }
+    w.settle();
+    w.nodes[0].take();
+    device.fail_always(Call::RegMr, Some(ENOMEM));
+    let registered = device.calls(Call::RegMr);
+    let (mut sent, mut failed) = (0, None);
+    for _ in 0..20 {
+        for ep in &eps {
+            match ep.am_bcopy(ID, &mut |to| to.len().min(600)) {
+                Ok(_) => sent += 1,
+                Err(SendError::NoResource) => {}
+                Err(SendError::Failed(e)) => {
+                    failed.get_or_insert(e);
+                    break;
+                }
+            }
+        }
+        if failed.is_some() {
+            break;
+        }
+        w.nodes[i].worker.progress();
+        w.nodes[i].md.ah_cache().run_jobs();
+    }
+    let (e, tries) = (failed.expect("an error"), device.calls(Call::RegMr) - registered);
+    assert_eq!((e.kind(), e.errno()), (ErrorKind::NoMemory, Some(ENOMEM)));
+    assert!(e.to_string().contains("sim1") && e.to_string().contains("ulimit -l"), "{e}");
+    assert!(sent >= 256, "{sent}: buffers that are there are used first");
+    assert!(tries <= 3, "{tries}: not tried over and over while there are buffers");
+    assert!(w.nodes[i].failures.lock().is_empty(), "it is an error of the send, not of the endpoint");
+    // With memory it goes on.
+    device.clear_scripts();
+    w.run_until("all arrive", |w| w.nodes[0].inbox.lock().len() == sent);
+    w.settle();
+    drop(eps);
+    assert_clean(w, &device, "after all");
+}
+
+#[test]
+fn a_fatal_event_is_told_to_every_endpoint_once_and_at_once() {
+    for sleeps in [false, true] {
+        let (mut w, device) = world("a_fatal_event_is_told_to_every_endpoint_once_and_at_once");
+        device.set_attr(|a| a.ah_create_sleeps = sleeps);
+        let mut o = quick();
+        // Not by a time-out.
+        o.ud.timeout = Duration::from_secs(3600);
+        let i = w.add_on(device.clone(), &o);
+        let eps: Vec<_> = (0..3).map(|_| w.nodes[i].connect(&w.nodes[0])).collect();
+        for ep in &eps {
+            w.send(|| ep.am_short(ID, 0, b""));
+        }
+        w.settle();
+        w.nodes[0].motion = uct_tests::world::Motion::Stopped;
+        let region = w.nodes[i].md.mem_alloc(64).expect("memory");
+        let (comp, status) = Completion::polled();
+        let posted = eps[0].am_zcopy(ID, b"", &[region.slice(0..64).expect("a slice")], Some(&comp)).expect("a send");
+        assert_eq!(posted, Posted::InProgress);
+        drop(comp);
+        // The queue pair itself goes on: the kernel's soft-RoCE is like that.
+        device.inject_event(AsyncEvent::DeviceFatal);
+        w.run_until_within("all are told", Duration::from_secs(1), |w| w.nodes[i].failures.lock().len() == 3);
+        assert_eq!(status.poll(), Some(Err(ErrorKind::Io)));
+        for f in &*w.nodes[i].failures.lock() {
+            let text = f.error.to_string();
+            assert_eq!(
+                (f.error.kind(), f.error.scope(), f.error.errno()),
+                (ErrorKind::Io, Scope::Interface, Some(EIO))
+            );
+            assert!(text.contains("sim1") && text.contains("gone") && text.contains("open it again"), "{text}");
+        }
+        for ep in &eps {
+            assert!(matches!(ep.am_short(ID, 1, b""), Err(SendError::Failed(_))));
+        }
+        w.run_for(Duration::from_secs(5));
+        assert_eq!(w.nodes[i].failures.lock().len(), 3);
+        // The domain is of no use for another interface either.
+        let n = &w.nodes[i];
+        let again = ud::open(&n.md, &n.worker, 1, &o.params, o.iface.clone(), o.ud.clone(), &o.tuning);
+        let e = again.expect_err("refused");
+        assert_eq!((e.kind(), e.scope()), (ErrorKind::NoDevice, Scope::Device), "{e}");
+        assert!(e.to_string().contains("sim1") && e.to_string().contains("open it again"), "{e}");
+        w.nodes[i].iface = None;
+        drop((eps, region));
+        assert_clean(w, &device, "after all");
+    }
+}
+
+#[test]
+fn a_failure_in_every_round_is_not_a_line_in_every_round() {
+    let (mut w, device) = world("a_failure_in_every_round_is_not_a_line_in_every_round");
+    let mut o = quick();
+    o.record = false;
+    let i = w.add_on(device.clone(), &o);
+    let kept: Arc<Mutex<Vec<uct::AmDesc>>> = Arc::default();
+    let k = kept.clone();
+    w.nodes[i].iface().on_am(ID, move |m| k.lock().push(m.into_owned())).expect("a handler");
+    let ep = w.nodes[0].connect(&w.nodes[i]);
+    w.send(|| ep.am_short(ID, 0, b""));
+    w.settle();
+    // Every message is kept, and there is no memory for another buffer: each round wants some.
+    device.fail_always(Call::RegMr, Some(ENOMEM));
+    let lines = uct_tests::log::lines_of(tracing::Level::WARN, || {
+        for k in 0..1_000_000 {
+            if w.nodes[i].counter("rx.no_memory") >= 200 {
+                break;
+            }
+            let _ = ep.am_short(ID, k, b"");
+            w.step();
+        }
+    });
+    assert!(w.nodes[i].counter("rx.no_memory") >= 200, "{}", w.nodes[i].counter("rx.no_memory"));
+    assert!((1..=9).contains(&lines.len()), "{} lines", lines.len());
+    assert!(lines[0].contains("reg_mr") && lines[0].contains("ulimit -l"), "{}", lines[0]);
+    device.clear_scripts();
+    kept.lock().clear();
+    w.send(|| ep.am_short(ID, 7, b""));
+    w.run_until("with memory it goes on", |_| kept.lock().iter().any(|d| d.data() == 7u64.to_ne_bytes()));
+    kept.lock().clear();
+    w.settle();
+    drop(ep);
+    assert_clean(w, &device, "after all");
+}

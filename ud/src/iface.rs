@@ -130,6 +130,8 @@ impl<D: Device> Core<D> {
         tuning: &Tuning,
     ) -> Result<Arc<Self>> {
         let device = md.device();
+        md.check()?;
+        worker.check()?;
         let port = ib::gid::local_port(&**device, port, md.config(), &iface_config)?;
         let name = format!("{}:{}", port.device, port.port);
         let (align, align_offset) = alignment(params)?;
@@ -213,7 +215,7 @@ impl<D: Device> Core<D> {
             qp,
             small: Pool::new(tx_layout(SMALL_LEN), Access::LOCAL_WRITE, 1024, usize::MAX),
             large: Pool::new(tx_layout(max_packet), Access::LOCAL_WRITE, 256, usize::MAX),
-            rx: Pool::new(rx_layout, Access::LOCAL_WRITE, 1024, usize::MAX),
+            rx: Pool::new(rx_layout, Access::LOCAL_WRITE, 1024, iface_config.rx_max_bufs as usize),
             rx_posted: 0,
             rx_target: first,
             eps: HashMap::new(),
@@ -224,6 +226,7 @@ impl<D: Device> Core<D> {
             gid_lost: false,
             events_seen: md.event_count(),
             failed: None,
+            recovering: None,
             endpoints_failed: false,
             rx_failed: false,
             held: 0,
@@ -231,6 +234,8 @@ impl<D: Device> Core<D> {
             wcs: Vec::with_capacity(64),
             post_scratch: Vec::new(),
             ready: VecDeque::new(),
+            direct: false,
+            fresh: Vec::new(),
             later: Vec::new(),
             counters: Counters::default(),
             idle_rounds: 0,
@@ -267,6 +272,13 @@ impl<D: Device> Core<D> {
             let mut st = core.state.lock();
             st.delivery = Some(Delivery::new(&core));
             let live = st.live(&core)?;
+            if core.md.ah_cache().defers() {
+                for pool in [&mut live.small, &mut live.large, &mut live.rx] {
+                    pool.ahead(core.waker.clone());
+                }
+                live.small.prepare(&core.md)?;
+                live.large.prepare(&core.md)?;
+            }
             live.rx.grow_by(&core.md, first)?;
             live.refill(&core);
             if let Some(e) = &live.failed {
@@ -582,10 +594,22 @@ impl<D: Device> Interface for Core<D> {
             self.worker.remove_iface(&dynamic);
             return;
         }
+        // Memory is registered with the lock open: the progress thread has none to wait for.
+        let target = self.iface_config.rx_queue_len as usize;
+        let shortage = |live: &Live<D>| live.rx.shortage(target.saturating_sub(live.rx_posted));
+        let (layout, access) = match &self.state.lock().live {
+            Some(live) => shortage(live),
+            None => return,
+        };
+        // If there is no memory, progress says so and goes on trying.
+        let more = if layout.count > 0 { self.md.register_arena(layout, access).ok() } else { None };
         {
             let mut st = self.state.lock();
             let Some(live) = &mut st.live else { return };
-            live.rx_target = self.iface_config.rx_queue_len as usize;
+            if let Some((bufs, registration)) = more {
+                live.rx.add(bufs, registration);
+            }
+            live.rx_target = target;
             live.refill(self);
         }
         self.worker.add_iface(dynamic);

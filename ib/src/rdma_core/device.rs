@@ -112,6 +112,11 @@ impl RdmaDevice {
         &self.name
     }
 
+    /// True if there is a port whose address handles hold link addresses.
+    pub(super) fn has_ethernet(&self) -> bool {
+        self.link.contains(&LinkLayer::Ethernet)
+    }
+
     pub(super) fn pd(&self) -> &Arc<Pd> {
         &self.pd
     }
@@ -165,6 +170,9 @@ impl std::fmt::Debug for RdmaDevice {
 
 impl Drop for RdmaDevice {
     fn drop(&mut self) {
+        if !self.ctx().is_here() {
+            return;
+        }
         for (lkey, mr) in self.mrs.get_mut().drain() {
             if let Err(e) = mr.dereg() {
                 tracing::debug!("{}: lkey {lkey:#x} at close: {e}", self.name);

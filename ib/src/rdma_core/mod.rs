@@ -6,6 +6,8 @@
 //! - Creating an address handle can sleep for a second, see [`RdmaDevice`]; it never happens on a progress path.
 //! - The device reads what is posted after `post_send` has returned, unless it was posted inline. It reads and writes
 //!   registered memory only, which is held by the registration; receive buffers are owned by the queue pair while posted.
+//! - An address handle holds the link address it was resolved to. [`watch()`] follows neighbours and routes, so that the
+//!   cache makes new ones when that has changed.
 //! - A message above the port's MTU is the provider's to refuse: soft-RoCE drops it and reports success, others may put the
 //!   queue pair into the ERROR state.
 //! - `wc.sl` is never looked at: providers disagree about what it holds. Whether a packet came by IPv4 or IPv6 is told by
@@ -26,6 +28,7 @@ mod post;
 mod qp;
 mod slab;
 mod warm;
+mod watch;
 
 #[cfg(test)]
 mod tests;
@@ -33,3 +36,4 @@ mod tests;
 pub use device::{RdmaAh, RdmaDevice};
 pub use list::{FoundDevice, devices, init_fork};
 pub use qp::RdmaQp;
+pub use watch::watch;

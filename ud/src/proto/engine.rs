@@ -14,13 +14,13 @@ use super::{
     config::{EngineConfig, Features},
     conn::Peer,
     ep::{Ep, EpId, Is, Owed, Owner, State},
-    event::{EpStateView, Event},
+    event::{Begun, EpStateView, Event},
     held::Held,
     packet::{Packet, PacketKind, Packets},
     psn::Psn,
     slab::{NIL, Slab},
     stats::EngineStats,
-    timer::{RunClock, TimerQueue},
+    timer::{RunClock, TimeLimits, TimerQueue},
     wire::NO_EP,
 };
 
@@ -64,8 +64,7 @@ pub struct Engine<T, P, L, R> {
     pub(super) features: Features,
     pub(super) tick0: u64,
     pub(super) hold_places: usize,
-    pub(super) timeout_ns: u64,
-    pub(super) linger_ns: u64,
+    pub(super) limits: TimeLimits,
 
     pub(super) eps: Slab<Ep<L, R>>,
     ids: HashMap<u32, u32, BuildHasherDefault<IdHasher>>,
@@ -111,8 +110,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
             features,
             tick0: nanos(cfg.timer_tick),
             hold_places,
-            timeout_ns: nanos(cfg.timeout),
-            linger_ns: nanos(cfg.linger),
+            limits: TimeLimits { timeout: nanos(cfg.timeout), linger: nanos(cfg.linger) },
             eps: Slab::new(),
             ids: HashMap::default(),
             recent: Box::new([NIL; RECENT]),
@@ -199,6 +197,12 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         self.eps[self.find(ep)?].link.get()
     }
 
+    /// The link of the endpoint whose send was begun.
+    #[inline]
+    pub fn link_of(&self, begun: &Begun) -> Option<&L> {
+        self.eps.get(begun.ep.slot)?.link.get()
+    }
+
     /// The peer's address value, its queue pair number, and the path.
     pub fn peer(&self, ep: EpId) -> Option<(&P, u32, u8)> {
         let ep = &self.eps[self.find(ep)?];
@@ -232,6 +236,20 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     #[inline]
     pub fn poll_done(&mut self) -> Option<(T, u64)> {
         self.pkts.poll_done()
+    }
+
+    /// Whether [`Engine::settle_done`] and [`Engine::poll_done`] have something.
+    #[inline]
+    pub fn has_done(&self) -> bool {
+        self.pkts.has_done()
+    }
+
+    /// Shows the operations that ended well to `settle`, in their order and where they are, with the serial of their last
+    /// posting. Those for which it says true are finished with; at the first of the others it ends, and
+    /// [`Engine::poll_done`] gives that one.
+    #[inline]
+    pub fn settle_done(&mut self, settle: impl FnMut(&mut T, u64) -> bool) {
+        self.pkts.settle_done(settle);
     }
 
     /// Whether [`Engine::poll_event`] or [`Engine::poll_transmit`] may have something.
@@ -440,7 +458,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     // --- the send list
 
     /// Appends to the endpoint's send list.
-    #[inline]
+    #[inline(always)]
     pub(super) fn push_packet(&mut self, slot: u32, packet: Packet<T>) -> u32 {
         let charge = packet.charge;
         let i = self.pkts.insert(packet);

@@ -141,6 +141,26 @@ impl<T> Packets<T> {
         self.done != NIL
     }
 
+    /// Shows each operation that is done to `settle`, with the serial number of its last posting, and forgets those for
+    /// which it says true; stops at the first of the others.
+    #[inline]
+    pub(super) fn settle_done(&mut self, mut settle: impl FnMut(&mut T, u64) -> bool) {
+        while let Some(k) = self.places.get_mut(self.done as usize) {
+            if let Some(op) = &mut k.op {
+                if !settle(op, k.serial) {
+                    return;
+                }
+                k.op = None;
+            }
+            let i = self.done;
+            self.done = std::mem::replace(&mut k.next, self.free);
+            self.free = i;
+            self.len -= 1;
+            self.done_len -= 1;
+        }
+        self.done_tail = NIL;
+    }
+
     /// The next operation that is done, with the serial number of its last posting.
     #[inline]
     pub(super) fn poll_done(&mut self) -> Option<(T, u64)> {
