@@ -16,7 +16,11 @@ struct Peer {
 
 impl Peer {
     fn new(settings: &[(&str, &str)]) -> Peer {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_peer"))
+        Peer::start(Command::new(env!("CARGO_BIN_EXE_peer")), settings)
+    }
+
+    fn start(mut command: Command, settings: &[(&str, &str)]) -> Peer {
+        let mut child = command
             .env("UCX_LOG_LEVEL", "warn")
             .envs(settings.iter().copied())
             .stdin(Stdio::piped())
@@ -207,4 +211,109 @@ fn child_that_ends_leaves_the_parent_unharmed() {
     }
     assert_eq!(a.ask("failures 0"), "failed");
     assert_eq!(b.ask("failures 0"), "failed");
+}
+
+/// With the kernel's soft-RoCE, in the machine that `ci/soft-roce` boots (it sets `SOFT_ROCE=1`): one process on rxe0, its
+/// peer on the soft device in the network namespace `soft`, at the other end of a veth pair.
+#[cfg(feature = "rdma-core")]
+mod rdma {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    const PEER: &str = "10.77.0.2";
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// The process on rxe0, and the other.
+    fn pair(test: &str) -> Option<(Peer, Peer)> {
+        if std::env::var_os("SOFT_ROCE").is_none() {
+            println!("{test}: skipped: runs under ci/soft-roce only");
+            return None;
+        }
+        let mut there = Command::new("ip");
+        there.args(["netns", "exec", "soft", env!("CARGO_BIN_EXE_peer")]);
+        let b = Peer::start(there, &[("UCX_SOFT_ADDR", PEER), ("UCX_SOFT_PORT", "4791")]);
+        Some((Peer::new(&[("PEER_DEVICE", "rxe0"), ("UCX_UD_TIMEOUT", "3s")]), b))
+    }
+
+    fn run(line: &str) {
+        let mut words = line.split(' ');
+        let status = Command::new(words.next().expect("a word")).args(words).status();
+        assert!(status.expect("it runs").success(), "{line}");
+    }
+
+    impl Peer {
+        fn counter(&mut self, name: &str) -> u64 {
+            let said = self.ask(&format!("counter {name}"));
+            said.strip_prefix("counter ").and_then(|n| n.parse().ok()).expect("a number")
+        }
+
+        fn until(&mut self, name: &str, value: u64) {
+            let end = Instant::now() + PATIENCE;
+            while self.counter(name) != value {
+                assert!(Instant::now() < end, "{name} is {}, not {value}", self.counter(name));
+            }
+        }
+    }
+
+    #[test]
+    fn peer_with_another_link_address_gets_a_new_handle_with_the_next_endpoint() {
+        let Some((mut a, mut b)) = pair("peer_with_another_link_address") else { return };
+        assert_eq!(a.connect(&b), "ep 0");
+        assert_eq!(a.ask("send 0 100"), "sent 100");
+        assert_eq!(b.ask("expect 100"), "got 100");
+        assert_eq!(a.ask("flush"), "flushed");
+        assert_eq!((a.counter("ah.created"), a.counter("ah.invalidated")), (1, 0));
+        run("ip netns exec soft ip link set v1 address 02:00:00:00:78:01");
+        run(&format!("ip neigh replace {PEER} lladdr 02:00:00:00:78:01 dev v0 nud reachable"));
+        a.until("ah.invalidated", 1);
+        assert_eq!(a.ask("send 0 100"), "sent 100");
+        assert_eq!(b.ask("expect 200"), "got 200");
+        assert_eq!(a.ask("flush"), "flushed");
+        assert_eq!((a.counter("ah.created"), a.counter("ah.live")), (1, 1), "its holder keeps it");
+        for ep in 1..=2 {
+            assert_eq!(a.connect(&b), format!("ep {ep}"));
+            assert_eq!(a.ask(&format!("send {ep} 10")), "sent 10");
+            assert_eq!(b.ask(&format!("expect {}", 200 + ep * 10)), format!("got {}", 200 + ep * 10));
+            assert_eq!((a.counter("ah.created"), a.counter("ah.live")), (2, 2), "a new one, and then that one");
+        }
+        assert_eq!(a.counter("ah.invalidated"), 1);
+        assert_eq!(a.ask("failures 0"), "failed");
+        assert_eq!(a.ask("close"), "closed");
+    }
+
+    #[test]
+    fn peer_whose_address_goes_is_reported_once_and_found_when_it_is_back() {
+        let Some((mut a, mut b)) = pair("peer_whose_address_goes") else { return };
+        assert_eq!(a.connect(&b), "ep 0");
+        assert_eq!(a.ask("send 0 100"), "sent 100");
+        assert_eq!(b.ask("expect 100"), "got 100");
+        assert_eq!(a.ask("flush"), "flushed");
+        run(&format!("ip netns exec soft ip addr del {PEER}/24 dev v1"));
+        // What the kernel finds out by itself within a minute.
+        run(&format!("ip neigh flush to {PEER} dev v0"));
+        a.until("ah.invalidated", 1);
+        let began = Instant::now();
+        let said = a.ask("send 0 100000");
+        println!("after {:?}: {said}", began.elapsed());
+        assert!(said.starts_with("error") && said.contains(PEER), "{said}");
+        assert_eq!(a.ask("failures 1"), "failed EndpointTimeout");
+        run(&format!("ip netns exec soft ip addr add {PEER}/24 dev v1"));
+        // That it could not be found is remembered for a moment.
+        let end = Instant::now() + PATIENCE;
+        let mut ep = 1;
+        loop {
+            assert_eq!(a.connect(&b), format!("ep {ep}"));
+            let said = a.ask(&format!("send {ep} 10"));
+            if said == "sent 10" {
+                break;
+            }
+            assert!(said.contains("create_ah") && Instant::now() < end, "{said}");
+            ep += 1;
+        }
+        assert_eq!(b.ask("expect 110"), "got 110");
+        let each_once = " EndpointTimeout".repeat(ep);
+        assert_eq!(a.ask(&format!("failures {ep}")), format!("failed{each_once}"));
+        assert_eq!(a.ask("close"), "closed");
+    }
 }

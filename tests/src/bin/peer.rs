@@ -1,4 +1,5 @@
-//! A process for tests about processes: it opens a UD interface on the soft device and does what it reads.
+//! A process for tests about processes: it opens a UD interface on the soft device, or on the one that `PEER_DEVICE` names,
+//! and does what it reads.
 //!
 //! ```text
 //! > addr                      < addr DEVICE IFACE        (hexadecimal)
@@ -6,6 +7,7 @@
 //! > send INDEX COUNT          < sent COUNT               (accepted, not yet delivered)
 //! > expect COUNT              < got COUNT                (messages received since the start)
 //! > failures COUNT            < failed KIND...           (reports of the error handler since the start)
+//! > counter NAME              < counter VALUE           (of the memory domain)
 //! > flush                     < flushed
 //! > signals                   < signals MASK             (of caught signals, hexadecimal)
 //! > fork                      < forked STATUS            (of a child that ends with everything open)
@@ -98,7 +100,8 @@ fn main() {
     let mut registry = Registry::new();
     ib::component::register(&mut registry);
     ud::register(&mut registry);
-    let md = registry.open_md(SOFT_DEVICE, &env).expect("a device");
+    let device = std::env::var("PEER_DEVICE").unwrap_or(SOFT_DEVICE.into());
+    let md = registry.open_md(&device, &env).expect("a device");
     let worker = Worker::new(ud::worker_params(&env).expect("settings")).expect("a worker");
     let failed: Arc<Mutex<Vec<String>>> = Arc::default();
     let f = failed.clone();
@@ -146,6 +149,10 @@ fn main() {
             "failures" => {
                 peer.until(|| peer.failed.lock().expect("no panic").len() as u64 >= number(1));
                 say(&format!("failed {}", peer.failed.lock().expect("no panic").join(" ")));
+            }
+            "counter" => {
+                let value = md.counters().iter().find(|c| c.name == words[1]).map(|c| c.value);
+                say(&format!("counter {}", value.expect("a counter")));
             }
             "flush" => {
                 peer.until(|| matches!(peer.iface.flush(FlushMode::Local, None), Ok(Posted::Done)));
