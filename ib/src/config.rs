@@ -209,7 +209,7 @@ uct::config_table! {
         /// How many address handles that nobody holds the cache keeps; those not used for longest are given up first.
         /// Of this library, not of UCX.
         ah_cache_max: u32 = "AH_CACHE_MAX", "65536";
-        /// Follow changes of neighbours and routes (ARP, neighbour discovery, gateways) on RoCE devices, so that the next
+        /// Follow changes of neighbours (address resolution) and routes (gateways) on RoCE devices, so that the next
         /// connection to a peer whose link address has changed uses the new one. Of this library, not of UCX.
         neighbour_watch: bool = "NEIGHBOUR_WATCH", "y";
     }
