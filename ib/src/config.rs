@@ -199,8 +199,9 @@ uct::config_table! {
         subnet_prefix: SubnetPrefix = "SUBNET_PREFIX", "";
         /// Follow events of the device, such as a port that goes down or an address that changes.
         async_events: bool = "ASYNC_EVENTS", "y";
-        /// Make registered memory safe to use in a process that forks; try means where the device supports it. The soft
-        /// device needs nothing for it.
+        /// Make registered memory safe in a process that forks: without it, on kernels before 5.12, what the parent writes
+        /// after a fork may not reach its RDMA device. try means where the device supports it; the soft device needs nothing
+        /// for it. What the parent has opened cannot be used in the child either way.
         fork_init: Ternary = "FORK_INIT", "try";
         /// How long an address handle that nobody holds stays in the cache for the next user. inf keeps it until its
         /// peer is known to have changed; 0 disables sharing, so that each user gets a handle of its own. An address
@@ -245,6 +246,9 @@ uct::config_table! {
         tx_min_sge: u32 = "TX_MIN_SGE", "5", where |n| (1..=255).contains(n), "must be from 1 to 255";
         /// How many receive buffers are given to the device. Each takes the size of a packet.
         rx_queue_len: u32 = "RX_QUEUE_LEN", "4096", where |n| (4..=1 << 20).contains(n), "must be from 4 to 1048576";
+        /// How many receive buffers there are at most, with those that the program keeps and those that wait for it. When
+        /// none is left for the device, packets are lost and peers send them again until their time-out.
+        rx_max_bufs: u32 = "RX_MAX_BUFS", "inf", where |n| *n >= 4, "must be at least 4";
         /// How many receive buffers are given to the device at once.
         rx_max_batch: u32 = "RX_MAX_BATCH", "16", where |n| *n >= 1, "must be at least 1";
         /// How many received packets are taken from the device at once.

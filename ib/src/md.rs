@@ -11,6 +11,7 @@ use std::{
 
 use uct::{
     Clock, Error, ErrorKind, MemRegion, Result, Scope,
+    fork::Birth,
     iface::Counter,
     md::{MemoryDomain, PortResource},
     mem::{Arena, ArenaLayout, Block, Registration},
@@ -34,6 +35,7 @@ pub struct Md<D: Device> {
     lost: AtomicBool,
     /// See [`Md::keep`].
     kept: OnceLock<Box<dyn Any + Send + Sync>>,
+    born: Birth,
 }
 
 impl<D: Device> Md<D> {
@@ -46,8 +48,16 @@ impl<D: Device> Md<D> {
             ..AhCacheConfig::default()
         };
         let ahs = AhCache::new(device.clone(), ah_config, clock.clone());
-        let (events, lost) = (AtomicU64::new(0), AtomicBool::new(false));
-        Arc::new(Md { device, ahs, config, clock, events, lost, kept: OnceLock::new() })
+        Arc::new(Md {
+            device,
+            ahs,
+            config,
+            clock,
+            events: AtomicU64::new(0),
+            lost: AtomicBool::new(false),
+            kept: OnceLock::new(),
+            born: Birth::here(),
+        })
     }
 
     /// The device.
@@ -98,8 +108,9 @@ impl<D: Device> Md<D> {
     }
 
     /// # Errors
-    /// `NoDevice` once the domain is [lost](Md::is_lost).
+    /// `NoDevice` once the domain is [lost](Md::is_lost); `UsedAfterFork` in a child.
     pub fn check(&self) -> Result<()> {
+        self.born.check()?;
         if !self.is_lost() {
             return Ok(());
         }
@@ -155,7 +166,7 @@ fn register<D: Device>(device: &Arc<D>, block: &Arc<Block>, access: Access) -> R
         )
         .with_errno(e.errno)
     })?;
-    Ok(MrRegistration { device: device.clone(), keys, _block: block.clone() })
+    Ok(MrRegistration { device: device.clone(), keys, _block: block.clone(), born: Birth::here() })
 }
 
 impl<D: Device> fmt::Debug for Md<D> {
@@ -166,7 +177,12 @@ impl<D: Device> fmt::Debug for Md<D> {
 
 impl<D: Device> Drop for Md<D> {
     fn drop(&mut self) {
-        self.ahs.close();
+        if self.born.is_here() {
+            self.ahs.close();
+        } else {
+            // The parent's: nothing of it must end here, see `uct::fork`.
+            std::mem::forget((self.device.clone(), self.ahs.clone(), self.kept.take()));
+        }
     }
 }
 
@@ -189,6 +205,7 @@ struct MrRegistration<D: Device> {
     device: Arc<D>,
     keys: MrKeys,
     _block: Arc<Block>,
+    born: Birth,
 }
 
 impl<D: Device> Registration for MrRegistration<D> {
@@ -203,6 +220,11 @@ impl<D: Device> Registration for MrRegistration<D> {
 
 impl<D: Device> Drop for MrRegistration<D> {
     fn drop(&mut self) {
+        if !self.born.is_here() {
+            // In a child it is not ours to give back.
+            std::mem::forget(self.device.clone());
+            return;
+        }
         if let Err(e) = self.device.dereg_mr(self.keys) {
             // After a fatal event destroy calls fail; the memory is given back all the same.
             tracing::debug!("deregistering lkey {:#x}: {e}", self.keys.lkey);

@@ -21,7 +21,8 @@ pub struct Rdma {
     name: String,
 }
 
-fn first() -> Option<String> {
+/// The name of the first device whose port 1 is active.
+pub fn first() -> Option<String> {
     let usable = devices().into_iter().filter(|d| d.unusable.is_none());
     let works = |name: &String| {
         let Ok(dev) = RdmaDevice::open(name) else { return false };

@@ -199,22 +199,56 @@ fn no_signal_handlers_are_installed() {
     assert_eq!(mask & !runtime, 0, "{mask:x}");
 }
 
-#[test]
-fn child_that_ends_leaves_the_parent_unharmed() {
-    let (mut a, mut b) = (Peer::new(QUICK), Peer::new(QUICK));
+/// A child ends at once, or first uses and drops everything that it has inherited: the parent goes on as if nothing were.
+fn parent_goes_on_after(what: &str, settings: &[(&str, &str)]) {
+    let mut all = QUICK.to_vec();
+    all.extend(settings);
+    let (mut a, mut b) = (Peer::new(&all), Peer::new(&all));
     assert_eq!(a.connect(&b), "ep 0");
     assert_eq!(a.ask("send 0 100"), "sent 100");
     for i in 1..=3 {
-        assert_eq!(a.ask("fork"), "forked 0");
+        let answer = a.ask(what);
+        if answer != "forked 0" {
+            a.signal("KILL");
+            panic!("{answer}: {}", a.end().1);
+        }
         assert_eq!(a.ask("send 0 100"), "sent 100");
         assert_eq!(b.ask(&format!("expect {}", 100 + i * 100)), format!("got {}", 100 + i * 100));
     }
     assert_eq!(a.ask("failures 0"), "failed");
     assert_eq!(b.ask("failures 0"), "failed");
+    assert_eq!(a.ask("close"), "closed");
 }
 
-/// With the kernel's soft-RoCE, in the machine that `ci/soft-roce` boots (it sets `SOFT_ROCE=1`): one process on rxe0, its
-/// peer on the soft device in the network namespace `soft`, at the other end of a veth pair.
+#[test]
+fn child_that_ends_leaves_the_parent_unharmed() {
+    parent_goes_on_after("fork", &[]);
+}
+
+#[test]
+fn child_that_uses_everything_is_refused_and_leaves_the_parent_unharmed() {
+    parent_goes_on_after("use", &[]);
+    parent_goes_on_after("use", &[("UCX_UD_ASYNC_PROGRESS", "n")]);
+}
+
+/// The soft device pins nothing, and nobody guesses by the limit what would be possible. (UCX: test_md_memlock_limit.)
+#[test]
+fn md_open_with_no_lockable_memory() {
+    let limited = || {
+        let mut command = Command::new("sh");
+        command.args(["-c", "ulimit -l 0 && exec \"$0\"", env!("CARGO_BIN_EXE_peer")]);
+        Peer::start(command, &[])
+    };
+    let (mut a, mut b) = (limited(), limited());
+    assert_eq!(a.connect(&b), "ep 0");
+    assert_eq!(a.ask("send 0 1000"), "sent 1000");
+    assert_eq!(b.ask("expect 1000"), "got 1000");
+    assert_eq!(a.ask("close"), "closed");
+    let (status, said) = a.end();
+    assert!(status.success() && said.is_empty(), "{status}: {said}");
+}
+
+/// Processes on an RDMA device.
 #[cfg(feature = "rdma-core")]
 mod rdma {
     use std::time::{Duration, Instant};
@@ -224,7 +258,20 @@ mod rdma {
     const PEER: &str = "10.77.0.2";
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// The process on rxe0, and the other.
+    /// A child of a process on it, with and without what makes registered memory safe.
+    #[test]
+    fn child_on_an_rdma_device() {
+        let Some(device) = uct_tests::rdma::first() else {
+            println!("child_on_an_rdma_device: skipped: no RDMA device with an active port 1");
+            return;
+        };
+        for (fork_init, what) in [("n", "use"), ("try", "use"), ("n", "fork")] {
+            parent_goes_on_after(what, &[("PEER_DEVICE", &device), ("UCX_IB_FORK_INIT", fork_init)]);
+        }
+    }
+
+    /// In the machine that `ci/soft-roce` boots (it sets `SOFT_ROCE=1`): a process on rxe0, and its peer on the soft device in
+    /// the network namespace `soft`, at the other end of a veth pair.
     fn pair(test: &str) -> Option<(Peer, Peer)> {
         if std::env::var_os("SOFT_ROCE").is_none() {
             println!("{test}: skipped: runs under ci/soft-roce only");

@@ -36,6 +36,8 @@ tests! {
     poisoned_handles_are_swapped_before_the_next_send,
     queue_pair_waits_for_the_gid_table,
     queue_pair_is_reset_and_goes_on,
+    only_a_change_of_what_is_used_is_a_warning,
+    ipv4_is_not_taken_for_what_the_buffer_held_before,
 }
 
 fn options(ttl: Duration) -> NodeOptions {
@@ -329,5 +331,76 @@ fn queue_pair_is_reset_and_goes_on(mut w: World<Sim>) {
     assert_eq!(w.total("ep.failures"), 0);
     w.settle();
     w.buffers_come_home();
+    w.finish();
+}
+
+/// Addresses that come and go beside ours are nobody's business; ours that goes is one warning.
+fn only_a_change_of_what_is_used_is_a_warning(mut w: World<Sim>) {
+    pair(&mut w, Duration::MAX, None);
+    let mut ledger = Ledger::default();
+    let mut flow = Flow::new(0);
+    let ep = w.nodes[0].connect(&w.nodes[1]);
+    say(&mut w, &ep, &mut flow, &mut ledger, 5);
+    let device = w.nodes[0].device.clone();
+    let lines = uct_tests::log::lines_of(tracing::Level::WARN, || {
+        for i in 0..10u8 {
+            let other = Gid::from_ip(std::net::Ipv4Addr::new(10, 9, 9, i).into());
+            device.add_gid(other, RoceVersion::V2).unwrap();
+            w.run_for(Duration::from_millis(100));
+            device.remove_gid(other);
+            say(&mut w, &ep, &mut flow, &mut ledger, 5);
+        }
+    });
+    assert!(lines.is_empty(), "{lines:?}");
+    let gid = gid_of(&w, 0);
+    let lines = uct_tests::log::lines_of(tracing::Level::WARN, || {
+        w.settle();
+        device.remove_gid(gid);
+        for _ in 0..50 {
+            w.run_for(Duration::from_millis(20));
+        }
+    });
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].contains(&gid.to_string()) && lines[0].contains("is gone"), "{}", lines[0]);
+    device.add_gid(gid, RoceVersion::V2).unwrap();
+    say(&mut w, &ep, &mut flow, &mut ledger, 5);
+    drop(ep);
+    w.finish();
+}
+
+/// A device leaves the first bytes of the buffer as they were when an IPv4 packet comes. Some held an IPv6 header before: by
+/// that the packet would be for an address of nobody here.
+fn ipv4_is_not_taken_for_what_the_buffer_held_before(mut w: World<Sim>) {
+    let six = |n: u16| Gid::from_ip(std::net::Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, n).into());
+    // The receiver has both kinds of address, and few buffers; its peers have one kind each.
+    let mut c = w.fabric.config();
+    c.gids.push((six(1), RoceVersion::V2));
+    w.fabric.next_config = Some(c);
+    let mut o = options(Duration::MAX);
+    (o.iface.rx_queue_len, o.ud.rx_queue_len_init) = (4, 4);
+    w.add(&o);
+    let mut c = w.fabric.config();
+    c.gids = vec![(six(2), RoceVersion::V2)];
+    w.fabric.next_config = Some(c);
+    w.add(&options(Duration::MAX));
+    w.add(&options(Duration::MAX));
+    let to = w.nodes[0].iface();
+    let mut by_six = ib::addr::DeviceAddr::parse(&to.device_address()).unwrap().0;
+    by_six.link = ib::addr::LinkAddr::Ethernet { gid: six(1), version: ib::addr::AddrVersion::V2 };
+    let (four, ifa) = (to.device_address(), to.iface_address());
+    // Requests by IPv6 come, which cannot be answered from an IPv4 address, and leave their headers in the buffers.
+    let six_params = uct::EpParams::to_iface(&by_six.to_bytes(), &ifa);
+    let b = w.nodes[2].iface().ep(&uct::EpParams::to_iface(&four, &ifa)).unwrap();
+    let (mut flow, mut ledger, mut strangers) = (Flow::new(1), Ledger::default(), Vec::new());
+    for _ in 0..100 {
+        strangers.push(w.nodes[1].iface().ep(&six_params).unwrap());
+        w.run_for(Duration::from_micros(10));
+        flow.send_mixed(&mut w, 2, &b, 3, &mut Rng::new(2));
+    }
+    ledger.await_flow(&mut w, 0, &flow);
+    assert!(w.nodes[0].counter("rx.packets") >= 400, "the requests came");
+    assert_eq!(w.nodes[0].counter("rx.dgid"), 0, "taken for somebody else's");
+    assert_eq!(w.nodes[2].counter("tx.resends"), 0);
+    drop((strangers, b));
     w.finish();
 }

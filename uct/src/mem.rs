@@ -22,12 +22,16 @@ use std::{
     },
 };
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    fork::Birth,
+};
 
 /// Bytes at a fixed address, zeroed when made, freed with the last reference.
 pub struct Block {
     ptr: NonNull<u8>,
     layout: Layout,
+    born: Birth,
 }
 
 // SAFETY: M1, a block is plain bytes without thread affinity; it gives no access to them by itself.
@@ -49,7 +53,7 @@ impl Block {
         // SAFETY: the layout's size is not zero (checked above).
         let ptr = unsafe { alloc_zeroed(layout) };
         match NonNull::new(ptr) {
-            Some(ptr) => Ok(Arc::new(Block { ptr, layout })),
+            Some(ptr) => Ok(Arc::new(Block { ptr, layout, born: Birth::here() })),
             None => Err(Error::new(
                 ErrorKind::NoMemory,
                 format!("no memory for {len} bytes: ask for less, or raise the memory limits of this process"),
@@ -71,6 +75,10 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
+        if !self.born.is_here() {
+            // In a child, memory that the parent has registered may not even be there.
+            return;
+        }
         // SAFETY: M1: `ptr` came from `alloc_zeroed` with this layout, and this is the last reference.
         unsafe { dealloc(self.ptr.as_ptr(), self.layout) }
     }
@@ -175,6 +183,11 @@ unsafe impl Send for Buf {}
 unsafe impl Sync for Buf {}
 
 impl Buf {
+    /// False in a child that was forked since its memory was made.
+    pub(crate) fn is_here(&self) -> bool {
+        self.arena.block.born.is_here()
+    }
+
     /// The buffer's place in its arena, from 0.
     pub fn index(&self) -> u32 {
         self.index

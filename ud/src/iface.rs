@@ -131,6 +131,7 @@ impl<D: Device> Core<D> {
     ) -> Result<Arc<Self>> {
         let device = md.device();
         md.check()?;
+        worker.check()?;
         let port = ib::gid::local_port(&**device, port, md.config(), &iface_config)?;
         let name = format!("{}:{}", port.device, port.port);
         let (align, align_offset) = alignment(params)?;
@@ -214,7 +215,7 @@ impl<D: Device> Core<D> {
             qp,
             small: Pool::new(tx_layout(SMALL_LEN), Access::LOCAL_WRITE, 1024, usize::MAX),
             large: Pool::new(tx_layout(max_packet), Access::LOCAL_WRITE, 256, usize::MAX),
-            rx: Pool::new(rx_layout, Access::LOCAL_WRITE, 1024, usize::MAX),
+            rx: Pool::new(rx_layout, Access::LOCAL_WRITE, 1024, iface_config.rx_max_bufs as usize),
             rx_posted: 0,
             rx_target: first,
             eps: HashMap::new(),
@@ -233,6 +234,8 @@ impl<D: Device> Core<D> {
             wcs: Vec::with_capacity(64),
             post_scratch: Vec::new(),
             ready: VecDeque::new(),
+            direct: false,
+            fresh: Vec::new(),
             later: Vec::new(),
             counters: Counters::default(),
             idle_rounds: 0,

@@ -72,7 +72,9 @@ impl<D: Device> Live<D> {
         if events > 0 {
             let mut wcs = std::mem::take(&mut self.wcs);
             self.rx_posted = self.rx_posted.saturating_sub(wcs.len());
-            for wc in wcs.drain(..) {
+            // Taken off the end, the first one first.
+            wcs.reverse();
+            while let Some(wc) = wcs.pop() {
                 self.receive(core, wc);
             }
             self.wcs = wcs;
@@ -96,6 +98,7 @@ impl<D: Device> Live<D> {
         if events == 0 && self.tx.wants_signal() {
             self.nudge();
         }
+        self.settle_done(core);
         if self.has_chores(core) {
             self.pump(core);
         }
@@ -180,7 +183,7 @@ impl<D: Device> Live<D> {
         let payload = (len - NETH_LEN) as u32;
         match self.engine.handle_packet(self.now, &meta, packet) {
             RxVerdict::Deliver { ep, am_id } => {
-                self.ready.push_back(Ready { buf, len: payload, am_id, ep });
+                self.deliver(Ready { buf: Some(buf), len: payload, am_id, ep });
             }
             RxVerdict::Hold { ep, psn, am_id } if self.held < self.held_max => {
                 let mut buf = buf;
@@ -210,6 +213,12 @@ impl<D: Device> Live<D> {
         self.take_held();
     }
 
+    /// Puts a message where the user's thread finds it.
+    #[inline]
+    fn deliver(&mut self, message: Ready) {
+        if self.direct { self.fresh.push(message) } else { self.ready.push_back(message) }
+    }
+
     /// Moves messages that waited beyond a gap, and are in order by now, to where the user's thread finds them.
     #[inline]
     fn take_held(&mut self) {
@@ -225,7 +234,7 @@ impl<D: Device> Live<D> {
             self.held = self.held.saturating_sub(1);
             // The length travels in the buffer's GRH area, see `set_held_len`.
             let len = held_len(&held);
-            self.ready.push_back(Ready { buf: held, len, am_id, ep });
+            self.deliver(Ready { buf: Some(held), len, am_id, ep });
         }
     }
 
@@ -297,11 +306,13 @@ impl<D: Device> Live<D> {
                 tracing::warn!("{}: no more receive buffers, {} posted: {e}", core.attr.device, self.rx_posted);
             }
         }
-        let mut take: Vec<Buf> = Vec::new();
-        std::mem::swap(&mut take, &mut self.post_scratch);
-        let n = missing.min(self.rx.free_count());
-        let from = self.rx.free_count() - n;
-        take.extend(self.rx.free_mut().drain(from..));
+        let free = self.rx.free_mut();
+        let mut take = std::mem::take(&mut self.post_scratch);
+        if free.len() <= missing {
+            std::mem::swap(&mut take, free);
+        } else {
+            take.extend(free.drain(free.len() - missing..));
+        }
         for b in &mut take {
             // Devices leave the first bytes undefined for IPv4: a stale header must not be taken for IPv6. Only stale ones
             // are touched, so that memory that was never used is not used now.
@@ -312,7 +323,9 @@ impl<D: Device> Live<D> {
         let before = take.len();
         let posted = self.qp.post_recv(&mut take);
         self.rx_posted += before - take.len();
-        self.rx.free_mut().append(&mut take);
+        if !take.is_empty() {
+            self.rx.free_mut().append(&mut take);
+        }
         self.post_scratch = take;
         if let Err(e) = posted {
             self.fail(core, format!("posting receives failed: {e}"), e.errno);
@@ -564,11 +577,10 @@ impl<D: Device> Live<D> {
             return self.poisoned(core, ep, buf);
         };
         let sge = Sge { bytes: &buf[..len], lkey: buf.lkey() };
-        match self.tx.post(&mut self.qp, link, &[sge], PostFlags::default()) {
+        match self.tx.send(&mut self.qp, link, sge, core.worker.may_batch()) {
             Ok(serial) => {
                 let op = Op::Packet { ep, buf: Some(buf), len: len as u32, iov: None, comp: None };
                 self.engine.commit_send(self.now, begun, serial, op);
-                self.tx.doorbell(&mut self.qp, core.worker.may_batch());
                 Ok(())
             }
             Err(e) => self.post_failed(core, buf, &e),
@@ -626,8 +638,10 @@ impl<D: Device> Live<D> {
 
     // --- events of the engine
 
-    fn events(&mut self, core: &Core<D>) {
-        loop {
+    /// Finishes what the engine says is acknowledged.
+    #[inline]
+    fn settle_done(&mut self, core: &Core<D>) {
+        while self.engine.has_done() {
             // Messages without a completion, which are nearly all, are finished where they lie.
             let (small, large, released) = (&mut self.small, &mut self.large, self.tx.released());
             self.engine.settle_done(|op, serial| {
@@ -635,16 +649,26 @@ impl<D: Device> Live<D> {
                     return false;
                 }
                 let Some(buf) = op.take_plain() else { return false };
-                if buf.len() == SMALL_LEN {
-                    small.put(buf)
-                } else {
-                    large.put(buf)
-                }
+                let pool = if buf.len() == SMALL_LEN { &mut *small } else { &mut *large };
+                pool.put(buf);
                 true
             });
-            let Some((op, serial)) = self.engine.poll_done() else { break };
+            if !self.engine.has_done() {
+                break;
+            }
+            self.finish_next(core);
+        }
+    }
+
+    #[inline(never)]
+    fn finish_next(&mut self, core: &Core<D>) {
+        if let Some((op, serial)) = self.engine.poll_done() {
             self.finish_op(core, op, Ok(()), serial);
         }
+    }
+
+    fn events(&mut self, core: &Core<D>) {
+        self.settle_done(core);
         while let Some(event) = self.engine.poll_event() {
             match event {
                 Event::Done { op, result, serial } => self.finish_op(core, op, result, serial),

@@ -22,17 +22,19 @@ impl<D: Device> Core<D> {
         let mut guard = self.state.lock();
         let st = &mut *guard;
         let Some(live) = &mut st.live else { return 0 };
+        live.direct = st.delivery.is_some() && live.ready.is_empty();
         let mut events = live.network(self, Who::User);
-        // From inside a callback, or while the progress thread delivers: the network only.
-        if !live.has_user_work() {
+        live.direct = false;
+        if live.fresh.is_empty() && !live.has_user_work() {
             return events;
         }
+        // From inside a callback, or while the progress thread delivers: the network only.
         let Some(mut delivery) = st.delivery.take() else { return events };
         let line = live.pending.line_len();
-        let max = self.iface_config.rx_max_poll as usize;
-        if live.ready.len() <= max && delivery.batch.is_empty() {
-            std::mem::swap(&mut delivery.batch, &mut live.ready);
+        if live.ready.is_empty() {
+            std::mem::swap(&mut delivery.batch, &mut live.fresh);
         } else {
+            let max = self.iface_config.rx_max_poll as usize;
             delivery.batch.extend(live.ready.drain(..max.min(live.ready.len())));
         }
         if !live.later.is_empty() {

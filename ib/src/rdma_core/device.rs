@@ -170,6 +170,9 @@ impl std::fmt::Debug for RdmaDevice {
 
 impl Drop for RdmaDevice {
     fn drop(&mut self) {
+        if !self.ctx().is_here() {
+            return;
+        }
         for (lkey, mr) in self.mrs.get_mut().drain() {
             if let Err(e) = mr.dereg() {
                 tracing::debug!("{}: lkey {lkey:#x} at close: {e}", self.name);

@@ -152,6 +152,18 @@ pub(super) fn query_gid_table(ctx: NonNull<ibv_context>, entries: &mut [ibv_gid_
     )
 }
 
+/// True if a fork can tear registered memory from the parent unless `ibv_fork_init` prevents it. Older libraries do not tell,
+/// and then nothing is claimed.
+pub(super) fn fork_needs_care() -> bool {
+    // SAFETY: a literal that ends in a zero byte.
+    let f = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"ibv_is_fork_initialized".as_ptr()) };
+    // SAFETY: the function of this name has this signature in every version of the library; null becomes `None`.
+    let f = unsafe { transmute::<*mut c_void, Option<unsafe extern "C" fn() -> i32>>(f) };
+    // `IBV_FORK_DISABLED` is 0, `IBV_FORK_UNNEEDED` 2.
+    // SAFETY: a function without arguments.
+    f.is_some_and(|f| unsafe { f() } == 0)
+}
+
 /// The name of a network interface of this namespace.
 pub(super) fn netdev_name(index: u32) -> Option<String> {
     let mut name = [0 as libc::c_char; libc::IF_NAMESIZE];

@@ -7,14 +7,17 @@ use std::{
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
     ptr::NonNull,
-    sync::OnceLock,
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use rdma_sys::{ibv_device, ibv_transport_type};
 use uct::{Error, ErrorKind, Result, config::Ternary};
 
 use super::{
-    ffi::{check, last_errno},
+    ffi::{self, check, last_errno},
     handles::Context,
 };
 use crate::device::{VerbsError, VerbsResult};
@@ -78,14 +81,24 @@ fn text(chars: &[libc::c_char]) -> String {
     CStr::from_bytes_until_nul(&bytes).map_or_else(|_| String::new(), |s| s.to_string_lossy().into_owned())
 }
 
-/// Lets registered memory survive a fork, if so wanted. It must come before anything is registered; only the first call
-/// in a process counts.
+/// Lets registered memory of the parent survive a fork, if so wanted: `UCX_IB_FORK_INIT`. It must come before anything is
+/// registered; only the first call in a process counts. Kernels from 5.12 on copy registered memory when a process forks,
+/// and then there is nothing to do.
+///
+/// What a child may do with what its parent has opened does not depend on it: nothing, see [`uct::fork`].
 ///
 /// # Errors
 /// `Unsupported` if it was demanded and failed.
 pub fn init_fork(wanted: Ternary) -> Result<()> {
     static DONE: OnceLock<VerbsResult<()>> = OnceLock::new();
+    static WARNED: AtomicBool = AtomicBool::new(false);
     if wanted == Ternary::No {
+        if ffi::fork_needs_care() && !WARNED.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                "UCX_IB_FORK_INIT=n, and this kernel does not copy registered memory when a process forks: a fork, also one \
+                 that starts another program, may send what is written afterwards to nowhere"
+            );
+        }
         return Ok(());
     }
     let done = DONE.get_or_init(|| {
@@ -100,7 +113,12 @@ pub fn init_fork(wanted: Ternary) -> Result<()> {
         )
         .with_errno(e.errno)),
         (Err(e), _) => {
-            tracing::debug!("registered memory is not safe for a fork: {e}");
+            if !WARNED.swap(true, Ordering::Relaxed) {
+                tracing::warn!(
+                    "registered memory is not safe for a fork ({e}): open devices before any other user of libibverbs \
+                     registers memory, or do not fork"
+                );
+            }
             Ok(())
         }
         (Ok(()), _) => Ok(()),

@@ -20,7 +20,7 @@ use super::{
     psn::Psn,
     slab::{NIL, Slab},
     stats::EngineStats,
-    timer::{RunClock, TimerQueue},
+    timer::{RunClock, TimeLimits, TimerQueue},
     wire::NO_EP,
 };
 
@@ -64,8 +64,7 @@ pub struct Engine<T, P, L, R> {
     pub(super) features: Features,
     pub(super) tick0: u64,
     pub(super) hold_places: usize,
-    pub(super) timeout_ns: u64,
-    pub(super) linger_ns: u64,
+    pub(super) limits: TimeLimits,
 
     pub(super) eps: Slab<Ep<L, R>>,
     ids: HashMap<u32, u32, BuildHasherDefault<IdHasher>>,
@@ -111,8 +110,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
             features,
             tick0: nanos(cfg.timer_tick),
             hold_places,
-            timeout_ns: nanos(cfg.timeout),
-            linger_ns: nanos(cfg.linger),
+            limits: TimeLimits { timeout: nanos(cfg.timeout), linger: nanos(cfg.linger) },
             eps: Slab::new(),
             ids: HashMap::default(),
             recent: Box::new([NIL; RECENT]),
@@ -238,6 +236,12 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     #[inline]
     pub fn poll_done(&mut self) -> Option<(T, u64)> {
         self.pkts.poll_done()
+    }
+
+    /// Whether [`Engine::settle_done`] and [`Engine::poll_done`] have something.
+    #[inline]
+    pub fn has_done(&self) -> bool {
+        self.pkts.has_done()
     }
 
     /// Shows the operations that ended well to `settle`, in their order and where they are, with the serial of their last

@@ -31,39 +31,30 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     pub fn handle_packet(&mut self, now: Time, meta: &RxMeta, bytes: &[u8]) -> RxVerdict {
         self.observe(now);
         self.stats.rx_packets += 1;
-        match self.on_packet(now, meta, bytes) {
-            Ok(verdict) => verdict,
-            Err(reason) => {
-                self.stats.drops[reason as usize] += 1;
-                RxVerdict::Drop(reason)
+        if let Some(neth) = Neth::parse(bytes)
+            && neth.is_am()
+            && let Some(slot) = self.find_wire(neth.dest())
+        {
+            let ep = &self.eps[slot];
+            let is_plain = ep.state == State::Connected
+                && ep.src_qpn == meta.src_qpn
+                && neth.psn == ep.rx_head.next()
+                && !ep.is_lingering()
+                && ep.held.is_none()
+                && meta.can_deliver;
+            if is_plain {
+                return self.on_plain_am(now, slot, neth);
             }
         }
-    }
-
-    #[inline]
-    fn on_packet(&mut self, now: Time, meta: &RxMeta, bytes: &[u8]) -> Result<RxVerdict, DropReason> {
-        let neth = Neth::parse(bytes).ok_or(DropReason::Short)?;
-        if neth.has_reserved() {
-            return Err(DropReason::Malformed);
-        }
-        if neth.dest() == wire::NO_EP {
-            return self.on_creq_packet(neth, meta, bytes);
-        }
-        let slot = self.find_wire(neth.dest()).ok_or(DropReason::UnknownEp)?;
-        self.check_source(slot, meta)?;
-        let ep = &self.eps[slot];
-        let is_plain = neth.is_am()
-            && ep.state == State::Connected
-            && !ep.is_lingering()
-            && neth.psn == ep.rx_head.next()
-            && ep.held.is_none()
-            && meta.can_deliver;
-        if is_plain { Ok(self.on_plain_am(now, slot, neth)) } else { self.on_any_packet(now, slot, neth, meta, bytes) }
+        self.on_packet(now, meta, bytes).unwrap_or_else(|reason| {
+            self.stats.drops[reason as usize] += 1;
+            RxVerdict::Drop(reason)
+        })
     }
 
     /// What nearly every packet is: the next message of a connected endpoint, with nothing waiting behind a gap. Does what
-    /// [`Engine::on_any_packet`] would do, without the questions whose answers are known.
-    #[inline]
+    /// [`Engine::on_packet`] would do, without the questions whose answers are known.
+    #[inline(always)]
     fn on_plain_am(&mut self, now: Time, slot: u32, neth: Neth) -> RxVerdict {
         let ep = &mut self.eps[slot];
         ep.last_heard = now;
@@ -84,14 +75,17 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         RxVerdict::Deliver { ep: id, am_id: neth.am_id() }
     }
 
-    fn on_any_packet(
-        &mut self,
-        now: Time,
-        slot: u32,
-        neth: Neth,
-        meta: &RxMeta,
-        bytes: &[u8],
-    ) -> Result<RxVerdict, DropReason> {
+    #[inline(never)]
+    fn on_packet(&mut self, now: Time, meta: &RxMeta, bytes: &[u8]) -> Result<RxVerdict, DropReason> {
+        let neth = Neth::parse(bytes).ok_or(DropReason::Short)?;
+        if neth.has_reserved() {
+            return Err(DropReason::Malformed);
+        }
+        if neth.dest() == wire::NO_EP {
+            return self.on_creq_packet(neth, meta, bytes);
+        }
+        let slot = self.find_wire(neth.dest()).ok_or(DropReason::UnknownEp)?;
+        self.check_source(slot, meta)?;
         let ep = &mut self.eps[slot];
         if ep.is_failed() {
             return self.on_late_packet(slot, neth, bytes);

@@ -131,11 +131,11 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         }
         e.psn = e.psn.next();
         e.last_serial = packet.serial;
-        let is_armed = e.tick_at != Time::MAX && e.in_flight() > 1;
-        self.push_packet(slot, packet);
-        if !is_armed {
-            self.start_tick(now, slot);
+        if e.tick_at == Time::MAX || e.in_flight() == 1 {
+            e.tick_at = now.add_nanos(e.tick);
+            self.limits.rearm(&self.clock, &mut self.timers, slot, e);
         }
+        self.push_packet(slot, packet);
     }
 
     /// Takes a window slot for a message of at most `len` bytes whose packing runs while the engine is unlocked.
@@ -199,8 +199,15 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     }
 
     /// Tells the user that the endpoint can send, if that is so and was asked for.
+    #[inline]
     pub(super) fn wake_writer(&mut self, slot: u32) {
-        if self.eps[slot].is.contains(Is::WANT_WRITABLE) && self.can_send_slot(slot) {
+        if self.eps[slot].is.contains(Is::WANT_WRITABLE) {
+            self.wake_waiting(slot);
+        }
+    }
+
+    fn wake_waiting(&mut self, slot: u32) {
+        if self.can_send_slot(slot) {
             self.clear_want(slot);
             self.events.push_back(Event::Writable(self.ep_id(slot)));
         }

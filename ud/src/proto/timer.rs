@@ -65,12 +65,12 @@ impl TimerQueue {
 pub(super) struct RunClock {
     last: Time,
     stopped: u64,
-    slack: Duration,
+    slack: u64,
 }
 
 impl RunClock {
     pub(super) fn new(slack: Duration) -> Self {
-        RunClock { last: Time::ZERO, stopped: 0, slack }
+        RunClock { last: Time::ZERO, stopped: 0, slack: nanos(slack) }
     }
 
     /// Takes note of the time. `due`: the earliest deadline. True if a standstill was found.
@@ -78,10 +78,11 @@ impl RunClock {
     pub(super) fn observe(&mut self, now: Time, due: Time) -> bool {
         let since = due.max(self.last);
         self.last = self.last.max(now);
-        if now.since(since) <= self.slack {
+        let overdue = now.nanos_since(since);
+        if overdue <= self.slack {
             return false;
         }
-        self.stopped = self.stopped.saturating_add(nanos(now.since(since)));
+        self.stopped = self.stopped.saturating_add(overdue);
         true
     }
 
@@ -92,12 +93,45 @@ impl RunClock {
     }
 
     /// The time at which the run time will be `t`, if we do not stand still until then.
+    #[inline]
     pub(super) fn real(&self, t: Time) -> Time {
         t.add_nanos(self.stopped)
     }
 
+    #[inline]
     pub(super) fn last(&self) -> Time {
         self.last
+    }
+}
+
+/// How long an endpoint may be silent, and linger, in nanoseconds.
+#[derive(Copy, Clone)]
+pub(super) struct TimeLimits {
+    pub(super) timeout: u64,
+    pub(super) linger: u64,
+}
+
+impl TimeLimits {
+    /// Sets the endpoint's deadline from what it waits for.
+    #[inline]
+    pub(super) fn rearm<L, R>(self, clock: &RunClock, timers: &mut TimerQueue, slot: u32, ep: &mut Ep<L, R>) {
+        let mut at = ep.tick_at;
+        if ep.in_flight() > 0 && !ep.is_failed() {
+            let base = silence_start(ep);
+            let dead_at = clock.real(base).add_nanos(self.timeout).add_nanos(1);
+            // A verdict that had to be put off, because our own queue was full, is looked at with the next tick.
+            if dead_at > clock.last() {
+                at = at.min(dead_at);
+            }
+        }
+        if let Owner::Lingering { since } = ep.owner {
+            let over = since.add_nanos(self.linger);
+            // Past its time the record waits for an ack, a verdict or a post, each of which comes by itself.
+            if over > clock.last() {
+                at = at.min(over);
+            }
+        }
+        timers.set(slot, ep, at);
     }
 }
 
@@ -152,24 +186,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     /// Sets the endpoint's deadline from what it waits for.
     #[inline]
     pub(super) fn rearm(&mut self, slot: u32) {
-        let ep = &mut self.eps[slot];
-        let mut at = ep.tick_at;
-        if ep.in_flight() > 0 && !ep.is_failed() {
-            let base = silence_start(ep);
-            let dead_at = self.clock.real(base).add_nanos(self.timeout_ns).add_nanos(1);
-            // A verdict that had to be put off, because our own queue was full, is looked at with the next tick.
-            if dead_at > self.clock.last() {
-                at = at.min(dead_at);
-            }
-        }
-        if let Owner::Lingering { since } = ep.owner {
-            let over = since.add_nanos(self.linger_ns);
-            // Past its time the record waits for an ack, a verdict or a post, each of which comes by itself.
-            if over > self.clock.last() {
-                at = at.min(over);
-            }
-        }
-        self.timers.set(slot, ep, at);
+        self.limits.rearm(&self.clock, &mut self.timers, slot, &mut self.eps[slot]);
     }
 
     /// (Re)starts the resend interval.
