@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! > addr                      < addr DEVICE IFACE        (hexadecimal)
-//! > connect DEVICE IFACE      < ep INDEX
+//! > connect DEVICE IFACE      < ep INDEX                (or error TEXT)
 //! > send INDEX COUNT          < sent COUNT               (accepted, not yet delivered)
 //! > expect COUNT              < got COUNT                (messages received since the start)
 //! > failures COUNT            < failed KIND...           (reports of the error handler since the start)
@@ -208,11 +208,13 @@ fn main() {
         let number = |i: usize| words[i].parse::<u64>().expect("a number");
         match words[0] {
             "addr" => say(&format!("addr {} {}", hex(&peer.iface.device_address()), hex(&peer.iface.iface_address()))),
-            "connect" => {
-                let ep = peer.iface.ep(&EpParams::to_iface(&unhex(words[1]), &unhex(words[2]))).expect("an endpoint");
-                peer.eps.push(ep);
-                say(&format!("ep {}", peer.eps.len() - 1));
-            }
+            "connect" => match peer.iface.ep(&EpParams::to_iface(&unhex(words[1]), &unhex(words[2]))) {
+                Ok(ep) => {
+                    peer.eps.push(ep);
+                    say(&format!("ep {}", peer.eps.len() - 1));
+                }
+                Err(e) => say(&format!("error {e}")),
+            },
             "send" => match peer.send(&peer.eps[number(1) as usize], number(2)) {
                 Ok(()) => say(&format!("sent {}", number(2))),
                 Err(e) => say(&format!("error {e}")),
