@@ -12,6 +12,7 @@ pub mod flow;
 pub mod hooks;
 pub mod memory;
 pub mod packets;
+pub mod procs;
 pub mod raw;
 #[cfg(feature = "rdma-core")]
 pub mod rdma;

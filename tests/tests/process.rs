@@ -1,93 +1,22 @@
 //! Real processes on the soft device: killed, stopped, forked, ended with everything open. What they do is in
 //! `src/bin/peer.rs`.
 
-use std::{
-    io::{BufRead, BufReader, Read, Write},
-    process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio},
-};
+use uct_tests::procs::Peer;
 
-/// A process. It is killed if the test ends before it.
-struct Peer {
-    child: Child,
-    stdin: ChildStdin,
-    stdout: BufReader<ChildStdout>,
-    addr: String,
-}
-
-impl Peer {
-    fn new(settings: &[(&str, &str)]) -> Peer {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_peer"))
-            .env("UCX_LOG_LEVEL", "warn")
-            .envs(settings.iter().copied())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the peer starts");
-        let stdin = child.stdin.take().expect("a pipe");
-        let stdout = BufReader::new(child.stdout.take().expect("a pipe"));
-        let mut peer = Peer { child, stdin, stdout, addr: String::new() };
-        peer.addr = peer.ask("addr").strip_prefix("addr ").expect("an address").to_string();
-        peer
-    }
-
-    fn tell(&mut self, line: &str) {
-        writeln!(self.stdin, "{line}").and_then(|()| self.stdin.flush()).expect("the peer listens");
-    }
-
-    fn answer(&mut self) -> String {
-        let mut line = String::new();
-        self.stdout.read_line(&mut line).expect("the peer speaks");
-        if line.is_empty() {
-            let mut why = String::new();
-            let _ = self.child.stderr.take().map(|mut e| e.read_to_string(&mut why));
-            panic!("the peer is gone: {why}");
-        }
-        line.trim_end().to_string()
-    }
-
-    fn ask(&mut self, line: &str) -> String {
-        self.tell(line);
-        self.answer()
-    }
-
-    fn connect(&mut self, to: &Peer) -> String {
-        self.ask(&format!("connect {}", to.addr))
-    }
-
-    fn signal(&self, name: &str) {
-        let done = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status();
-        assert!(done.expect("kill runs").success());
-    }
-
-    /// Waits for its end; returns its status and what it said on its standard error.
-    fn end(&mut self) -> (ExitStatus, String) {
-        let mut errors = String::new();
-        if let Some(mut e) = self.child.stderr.take() {
-            e.read_to_string(&mut errors).expect("text");
-        }
-        (self.child.wait().expect("a status"), errors)
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn peer(settings: &[(&str, &str)]) -> Peer {
+    Peer::start(env!("CARGO_BIN_EXE_peer"), &[], settings).expect("a peer")
 }
 
 const QUICK: &[(&str, &str)] = &[("UCX_UD_TIMEOUT", "600ms"), ("UCX_UD_LINGER_TIMEOUT", "1s")];
 
 #[test]
 fn killed_process_is_reported_once_and_another_takes_over() {
-    let (mut a, mut b, mut c) = (Peer::new(QUICK), Peer::new(QUICK), Peer::new(QUICK));
+    let (mut a, mut b, mut c) = (peer(QUICK), peer(QUICK), peer(QUICK));
     assert_eq!(a.connect(&b), "ep 0");
     assert_eq!(a.ask("send 0 100"), "sent 100");
     assert_eq!(b.ask("expect 100"), "got 100");
     assert_eq!(a.ask("flush"), "flushed");
-    b.child.kill().expect("kill");
-    b.child.wait().expect("a status");
+    b.kill();
     // It does not know yet: some are accepted, and then the report comes.
     let said = a.ask("send 0 100000");
     assert!(said.contains("EndpointTimeout") || said.contains("endpoint timeout"), "{said}");
@@ -102,7 +31,7 @@ fn killed_process_is_reported_once_and_another_takes_over() {
 #[test]
 fn stopped_process_blames_nobody_when_it_wakes() {
     // The peers wait for long; the one that is stopped has a short time-out, and something in flight.
-    let (mut a, mut b) = (Peer::new(QUICK), Peer::new(&[]));
+    let (mut a, mut b) = (peer(QUICK), peer(&[]));
     assert_eq!(a.connect(&b), "ep 0");
     assert_eq!(a.ask("send 0 10"), "sent 10");
     assert_eq!(b.ask("expect 10"), "got 10");
@@ -124,7 +53,7 @@ fn stopped_process_blames_nobody_when_it_wakes() {
 
 #[test]
 fn five_processes_all_to_all() {
-    let mut all: Vec<Peer> = (0..5).map(|_| Peer::new(&[])).collect();
+    let mut all: Vec<Peer> = (0..5).map(|_| peer(&[])).collect();
     let addrs: Vec<String> = all.iter().map(|p| p.addr.clone()).collect();
     for (i, p) in all.iter_mut().enumerate() {
         for (j, addr) in addrs.iter().enumerate().filter(|(j, _)| *j != i) {
@@ -153,7 +82,7 @@ fn five_processes_all_to_all() {
 
 #[test]
 fn end_with_everything_open_is_quiet() {
-    let (mut a, mut b) = (Peer::new(&[]), Peer::new(&[]));
+    let (mut a, mut b) = (peer(&[]), peer(&[]));
     assert_eq!(a.connect(&b), "ep 0");
     assert_eq!(a.ask("send 0 100"), "sent 100");
     assert_eq!(b.ask("expect 100"), "got 100");
@@ -170,7 +99,7 @@ fn end_with_everything_open_is_quiet() {
 
 #[test]
 fn closing_does_not_wait_for_a_stopped_peer() {
-    let (mut a, mut b) = (Peer::new(&[]), Peer::new(&[]));
+    let (mut a, mut b) = (peer(&[]), peer(&[]));
     assert_eq!(a.connect(&b), "ep 0");
     assert_eq!(a.ask("send 0 10"), "sent 10");
     assert_eq!(b.ask("expect 10"), "got 10");
@@ -185,7 +114,7 @@ fn closing_does_not_wait_for_a_stopped_peer() {
 
 #[test]
 fn no_signal_handlers_are_installed() {
-    let (mut a, b) = (Peer::new(&[]), Peer::new(&[]));
+    let (mut a, b) = (peer(&[]), peer(&[]));
     assert_eq!(a.connect(&b), "ep 0");
     assert_eq!(a.ask("send 0 1"), "sent 1");
     let mask = u64::from_str_radix(a.ask("signals").strip_prefix("signals ").expect("a mask"), 16).expect("a mask");
@@ -199,7 +128,7 @@ fn no_signal_handlers_are_installed() {
 fn parent_goes_on_after(what: &str, settings: &[(&str, &str)]) {
     let mut all = QUICK.to_vec();
     all.extend(settings);
-    let (mut a, mut b) = (Peer::new(&all), Peer::new(&all));
+    let (mut a, mut b) = (peer(&all), peer(&all));
     assert_eq!(a.connect(&b), "ep 0");
     assert_eq!(a.ask("send 0 100"), "sent 100");
     for i in 1..=3 {

@@ -39,6 +39,7 @@ use crate::{
     op::Op,
     pending::PendingQueues,
     pools::{Pool, Returns},
+    port::PortWatch,
     proto::{Engine, EpId},
     tx::{Link, Tx},
     wake::UserWake,
@@ -139,6 +140,7 @@ pub(crate) struct Live<D: Device> {
     /// Everything else that waits for it.
     pub(crate) later: Vec<Later>,
     pub(crate) counters: Counters,
+    pub(crate) port_watch: PortWatch,
     pub(crate) idle_rounds: u32,
     /// The last send when a report was last asked for out of turn.
     pub(crate) nudged_at: u64,

@@ -91,6 +91,7 @@ impl<D: Device> Live<D> {
             self.look_for_events = false;
             self.events_polled = self.now;
             core.md.poll_events();
+            self.watch_port(core);
         }
         self.refill(core);
         if events == 0 && self.tx.wants_signal() {
@@ -731,6 +732,7 @@ impl<D: Device> Live<D> {
     fn stalled(&mut self, core: &Core<D>, ep: EpId) {
         if let Some(link) = self.engine.link(ep) {
             core.md.ah_cache().report_unresponsive(&link.ah);
+            core.md.look_at_port(core.port.port);
             self.re_resolve(core, ep);
         }
     }
@@ -923,6 +925,11 @@ fn failure_text<D: Device>(
         }
         ErrorKind::ConnectionReset => text += &format!(": closed by the peer, or the peer restarted ({progress})"),
         _ => text += &format!(": {kind} ({progress})"),
+    }
+    if let (ErrorKind::NeverAnswered | ErrorKind::EndpointTimeout, Some(why)) =
+        (kind, core.md.port_trouble(core.port.port, core.port.mtu))
+    {
+        text += &format!("; {why}");
     }
     text
 }

@@ -75,6 +75,8 @@ pub struct Engine<T, P, L, R> {
     pub(super) pkts: Slab<Packet<T>>,
     pub(super) timers: TimerQueue,
     pub(super) clock: RunClock,
+    /// See [`Engine::count_answers`].
+    pub(super) answers_count: bool,
     pub(super) sweep_at: Time,
     pub(super) passive: VecDeque<EpId>,
     pub(super) passive_count: usize,
@@ -113,6 +115,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
             matches: hashbrown::HashMap::new(),
             pkts: Slab::new(),
             timers: TimerQueue::new(),
+            answers_count: true,
             clock: RunClock::new((cfg.timeout / 8).max(cfg.timer_tick)),
             sweep_at: Time::MAX,
             passive: VecDeque::new(),
@@ -134,6 +137,12 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     /// The settings.
     pub fn config(&self) -> &EngineConfig {
         &self.cfg
+    }
+
+    /// Whether an answer without progress counts as a sign of life, as it does at first. The owner says no while it knows that
+    /// some packets cannot pass however often they are sent.
+    pub fn count_answers(&mut self, yes: bool) {
+        self.answers_count = yes;
     }
 
     /// The counters.
