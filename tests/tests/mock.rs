@@ -655,7 +655,8 @@ fn a_fatal_event_is_told_to_every_endpoint_once_and_at_once() {
 
 #[test]
 fn what_an_interface_cannot_be_opened_on_is_named() {
-    let cases: [(&dyn Fn(&Device, &mut NodeOptions), ErrorKind, &[&str]); 6] = [
+    type Break<'a> = &'a dyn Fn(&Device, &mut NodeOptions);
+    let cases: [(Break<'_>, ErrorKind, &[&str]); 6] = [
         (&|d, _| d.inner().set_port_active(false), ErrorKind::NoDevice, &["not active", "ip link"]),
         (&|d, _| assert!(d.inner().remove_gid(d.inner().gid())), ErrorKind::NoDevice, &["no usable GID", "namespace"]),
         (
@@ -699,7 +700,8 @@ fn what_an_interface_cannot_be_opened_on_is_named() {
 
 #[test]
 fn a_port_that_is_down_or_has_shrunk_explains_the_silence() {
-    let cases: [(&dyn Fn(&Device), &[&str]); 2] = [
+    type Break<'a> = &'a dyn Fn(&Device);
+    let cases: [(Break<'_>, &[&str]); 2] = [
         (&|d| d.inner().set_port_active(false), &["port 1 is not active", "ip link"]),
         (&|d| d.inner().set_mtu(Mtu::M1024), &["MTU of port 1 fell from 4096 to 1024", "open the interface"]),
     ];

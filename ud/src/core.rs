@@ -121,6 +121,8 @@ pub(crate) struct Live<D: Device> {
     pub(crate) gids: Vec<Gid>,
     /// The interface's own is not among them, which was told.
     pub(crate) gid_lost: bool,
+    /// When the GID table was last asked for while it is not.
+    pub(crate) gids_asked: Time,
     /// The domain's event count at the last look.
     pub(crate) events_seen: u64,
     pub(crate) failed: Option<Error>,

@@ -225,6 +225,7 @@ impl<D: Device> Core<D> {
             flushes: Vec::new(),
             gids: gids.into_iter().map(|g| g.gid).collect(),
             gid_lost: false,
+            gids_asked: Time::ZERO,
             events_seen: md.event_count(),
             failed: None,
             recovering: None,
