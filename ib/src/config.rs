@@ -200,7 +200,7 @@ uct::config_table! {
         /// Follow events of the device, such as a port that goes down or an address that changes.
         async_events: bool = "ASYNC_EVENTS", "y";
         /// Make registered memory safe in a process that forks: without it, on kernels before 5.12, what the parent writes
-        /// after a fork may not reach its RDMA device. try means where the device supports it; the soft device needs nothing
+        /// after a fork may not reach its device. try means where the device supports it; the soft device needs nothing
         /// for it. What the parent has opened cannot be used in the child either way.
         fork_init: Ternary = "FORK_INIT", "try";
         /// How long an address handle that nobody holds stays in the cache for the next user. inf keeps it until its

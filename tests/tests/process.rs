@@ -1,97 +1,22 @@
 //! Real processes on the soft device: killed, stopped, forked, ended with everything open. What they do is in
 //! `src/bin/peer.rs`.
 
-use std::{
-    io::{BufRead, BufReader, Read, Write},
-    process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio},
-};
+use uct_tests::procs::Peer;
 
-/// A process. It is killed if the test ends before it.
-struct Peer {
-    child: Child,
-    stdin: ChildStdin,
-    stdout: BufReader<ChildStdout>,
-    addr: String,
-}
-
-impl Peer {
-    fn new(settings: &[(&str, &str)]) -> Peer {
-        Peer::start(Command::new(env!("CARGO_BIN_EXE_peer")), settings)
-    }
-
-    fn start(mut command: Command, settings: &[(&str, &str)]) -> Peer {
-        let mut child = command
-            .env("UCX_LOG_LEVEL", "warn")
-            .envs(settings.iter().copied())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the peer starts");
-        let stdin = child.stdin.take().expect("a pipe");
-        let stdout = BufReader::new(child.stdout.take().expect("a pipe"));
-        let mut peer = Peer { child, stdin, stdout, addr: String::new() };
-        peer.addr = peer.ask("addr").strip_prefix("addr ").expect("an address").to_string();
-        peer
-    }
-
-    fn tell(&mut self, line: &str) {
-        writeln!(self.stdin, "{line}").and_then(|()| self.stdin.flush()).expect("the peer listens");
-    }
-
-    fn answer(&mut self) -> String {
-        let mut line = String::new();
-        self.stdout.read_line(&mut line).expect("the peer speaks");
-        if line.is_empty() {
-            let mut why = String::new();
-            let _ = self.child.stderr.take().map(|mut e| e.read_to_string(&mut why));
-            panic!("the peer is gone: {why}");
-        }
-        line.trim_end().to_string()
-    }
-
-    fn ask(&mut self, line: &str) -> String {
-        self.tell(line);
-        self.answer()
-    }
-
-    fn connect(&mut self, to: &Peer) -> String {
-        self.ask(&format!("connect {}", to.addr))
-    }
-
-    fn signal(&self, name: &str) {
-        let done = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status();
-        assert!(done.expect("kill runs").success());
-    }
-
-    /// Waits for its end; returns its status and what it said on its standard error.
-    fn end(&mut self) -> (ExitStatus, String) {
-        let mut errors = String::new();
-        if let Some(mut e) = self.child.stderr.take() {
-            e.read_to_string(&mut errors).expect("text");
-        }
-        (self.child.wait().expect("a status"), errors)
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn peer(settings: &[(&str, &str)]) -> Peer {
+    Peer::start(env!("CARGO_BIN_EXE_peer"), &[], settings).expect("a peer")
 }
 
 const QUICK: &[(&str, &str)] = &[("UCX_UD_TIMEOUT", "600ms"), ("UCX_UD_LINGER_TIMEOUT", "1s")];
 
 #[test]
 fn killed_process_is_reported_once_and_another_takes_over() {
-    let (mut a, mut b, mut c) = (Peer::new(QUICK), Peer::new(QUICK), Peer::new(QUICK));
+    let (mut a, mut b, mut c) = (peer(QUICK), peer(QUICK), peer(QUICK));
     assert_eq!(a.connect(&b), "ep 0");
     assert_eq!(a.ask("send 0 100"), "sent 100");
     assert_eq!(b.ask("expect 100"), "got 100");
     assert_eq!(a.ask("flush"), "flushed");
-    b.child.kill().expect("kill");
-    b.child.wait().expect("a status");
+    b.kill();
     // It does not know yet: some are accepted, and then the report comes.
     let said = a.ask("send 0 100000");
     assert!(said.contains("EndpointTimeout") || said.contains("endpoint timeout"), "{said}");
@@ -106,7 +31,7 @@ fn killed_process_is_reported_once_and_another_takes_over() {
 #[test]
 fn stopped_process_blames_nobody_when_it_wakes() {
     // The peers wait for long; the one that is stopped has a short time-out, and something in flight.
-    let (mut a, mut b) = (Peer::new(QUICK), Peer::new(&[]));
+    let (mut a, mut b) = (peer(QUICK), peer(&[]));
     assert_eq!(a.connect(&b), "ep 0");
     assert_eq!(a.ask("send 0 10"), "sent 10");
     assert_eq!(b.ask("expect 10"), "got 10");
@@ -128,7 +53,7 @@ fn stopped_process_blames_nobody_when_it_wakes() {
 
 #[test]
 fn five_processes_all_to_all() {
-    let mut all: Vec<Peer> = (0..5).map(|_| Peer::new(&[])).collect();
+    let mut all: Vec<Peer> = (0..5).map(|_| peer(&[])).collect();
     let addrs: Vec<String> = all.iter().map(|p| p.addr.clone()).collect();
     for (i, p) in all.iter_mut().enumerate() {
         for (j, addr) in addrs.iter().enumerate().filter(|(j, _)| *j != i) {
@@ -157,7 +82,7 @@ fn five_processes_all_to_all() {
 
 #[test]
 fn end_with_everything_open_is_quiet() {
-    let (mut a, mut b) = (Peer::new(&[]), Peer::new(&[]));
+    let (mut a, mut b) = (peer(&[]), peer(&[]));
     assert_eq!(a.connect(&b), "ep 0");
     assert_eq!(a.ask("send 0 100"), "sent 100");
     assert_eq!(b.ask("expect 100"), "got 100");
@@ -174,7 +99,7 @@ fn end_with_everything_open_is_quiet() {
 
 #[test]
 fn closing_does_not_wait_for_a_stopped_peer() {
-    let (mut a, mut b) = (Peer::new(&[]), Peer::new(&[]));
+    let (mut a, mut b) = (peer(&[]), peer(&[]));
     assert_eq!(a.connect(&b), "ep 0");
     assert_eq!(a.ask("send 0 10"), "sent 10");
     assert_eq!(b.ask("expect 10"), "got 10");
@@ -189,7 +114,7 @@ fn closing_does_not_wait_for_a_stopped_peer() {
 
 #[test]
 fn no_signal_handlers_are_installed() {
-    let (mut a, b) = (Peer::new(&[]), Peer::new(&[]));
+    let (mut a, b) = (peer(&[]), peer(&[]));
     assert_eq!(a.connect(&b), "ep 0");
     assert_eq!(a.ask("send 0 1"), "sent 1");
     let mask = u64::from_str_radix(a.ask("signals").strip_prefix("signals ").expect("a mask"), 16).expect("a mask");
@@ -203,7 +128,7 @@ fn no_signal_handlers_are_installed() {
 fn parent_goes_on_after(what: &str, settings: &[(&str, &str)]) {
     let mut all = QUICK.to_vec();
     all.extend(settings);
-    let (mut a, mut b) = (Peer::new(&all), Peer::new(&all));
+    let (mut a, mut b) = (peer(&all), peer(&all));
     assert_eq!(a.connect(&b), "ep 0");
     assert_eq!(a.ask("send 0 100"), "sent 100");
     for i in 1..=3 {
@@ -235,9 +160,8 @@ fn child_that_uses_everything_is_refused_and_leaves_the_parent_unharmed() {
 #[test]
 fn md_open_with_no_lockable_memory() {
     let limited = || {
-        let mut command = Command::new("sh");
-        command.args(["-c", "ulimit -l 0 && exec \"$0\"", env!("CARGO_BIN_EXE_peer")]);
-        Peer::start(command, &[])
+        let wrap = ["sh", "-c", "ulimit -l 0 && exec \"$0\""];
+        Peer::start(env!("CARGO_BIN_EXE_peer"), &wrap, &[]).expect("a peer")
     };
     let (mut a, mut b) = (limited(), limited());
     assert_eq!(a.connect(&b), "ep 0");
@@ -251,7 +175,10 @@ fn md_open_with_no_lockable_memory() {
 /// Processes on an RDMA device.
 #[cfg(feature = "rdma-core")]
 mod rdma {
-    use std::time::{Duration, Instant};
+    use std::{
+        process::Command,
+        time::{Duration, Instant},
+    };
 
     use super::*;
 
@@ -277,10 +204,9 @@ mod rdma {
             println!("{test}: skipped: runs under ci/soft-roce only");
             return None;
         }
-        let mut there = Command::new("ip");
-        there.args(["netns", "exec", "soft", env!("CARGO_BIN_EXE_peer")]);
-        let b = Peer::start(there, &[("UCX_SOFT_ADDR", PEER), ("UCX_SOFT_PORT", "4791")]);
-        Some((Peer::new(&[("PEER_DEVICE", "rxe0"), ("UCX_UD_TIMEOUT", "3s")]), b))
+        let settings = [("UCX_SOFT_ADDR", PEER), ("UCX_SOFT_PORT", "4791")];
+        let b = Peer::start(env!("CARGO_BIN_EXE_peer"), &["ip", "netns", "exec", "soft"], &settings).expect("a peer");
+        Some((peer(&[("PEER_DEVICE", "rxe0"), ("UCX_UD_TIMEOUT", "3s")]), b))
     }
 
     fn run(line: &str) {
@@ -289,17 +215,10 @@ mod rdma {
         assert!(status.expect("it runs").success(), "{line}");
     }
 
-    impl Peer {
-        fn counter(&mut self, name: &str) -> u64 {
-            let said = self.ask(&format!("counter {name}"));
-            said.strip_prefix("counter ").and_then(|n| n.parse().ok()).expect("a number")
-        }
-
-        fn until(&mut self, name: &str, value: u64) {
-            let end = Instant::now() + PATIENCE;
-            while self.counter(name) != value {
-                assert!(Instant::now() < end, "{name} is {}, not {value}", self.counter(name));
-            }
+    fn until(a: &mut Peer, name: &str, value: u64) {
+        let end = Instant::now() + PATIENCE;
+        while a.counter(name) != value {
+            assert!(Instant::now() < end, "{name} is {}, not {value}", a.counter(name));
         }
     }
 
@@ -315,7 +234,7 @@ mod rdma {
         let mac = format!("02:00:{:02x}:{:02x}:{:02x}:{:02x}", pid[0], pid[1], pid[2], pid[3]);
         run(&format!("ip netns exec soft ip link set v1 address {mac}"));
         run(&format!("ip neigh replace {PEER} lladdr {mac} dev v0 nud reachable"));
-        a.until("ah.invalidated", 1);
+        until(&mut a, "ah.invalidated", 1);
         assert_eq!(a.ask("send 0 100"), "sent 100");
         assert_eq!(b.ask("expect 200"), "got 200");
         assert_eq!(a.ask("flush"), "flushed");
@@ -341,7 +260,7 @@ mod rdma {
         run(&format!("ip netns exec soft ip addr del {PEER}/24 dev v1"));
         // What the kernel finds out by itself within a minute.
         run(&format!("ip neigh flush to {PEER} dev v0"));
-        a.until("ah.invalidated", 1);
+        until(&mut a, "ah.invalidated", 1);
         let began = Instant::now();
         let said = a.ask("send 0 100000");
         println!("after {:?}: {said}", began.elapsed());

@@ -152,13 +152,13 @@ pub fn devices() -> Vec<FoundDevice> {
     found
 }
 
-/// Opens the device of this name.
-pub(super) fn open(name: &str) -> VerbsResult<(Context, PathBuf)> {
+/// Opens the device of this name. Answers also where sysfs shows it, and the name of its file.
+pub(super) fn open(name: &str) -> VerbsResult<(Context, PathBuf, String)> {
     let list = List::get()?;
     let device = list.find(name).ok_or(VerbsError::new("open_device", libc::ENODEV))?;
     // SAFETY: the list lives until the end of this function.
     let ctx = unsafe { Context::open(device) }?;
-    Ok((ctx, Path::new(SYSFS).join(name)))
+    Ok((ctx, Path::new(SYSFS).join(name), names(device).1))
 }
 
 /// Why devices of this transport are of no use.
@@ -179,14 +179,33 @@ pub(super) fn no_access(file: &Path) -> Option<String> {
         return None;
     }
     let errno = last_errno();
-    let hint = match errno {
+    Some(format!("{}: {}; {}", file.display(), uct::error::errno_text(errno), access_hint(errno)))
+}
+
+/// What to do about a device file that cannot be opened.
+fn access_hint(errno: i32) -> &'static str {
+    match errno {
         libc::ENOENT => "pass the device into the container (--device=/dev/infiniband), or load ib_uverbs",
         libc::EACCES | libc::EPERM => {
-            "the user needs to read and write it: see its group and the udev rules of rdma-core"
+            "the user needs to read and write it: join the group that owns it, or change its mode by a udev rule (rdma-core has \
+             one); in a container pass it in with --device=/dev/infiniband"
         }
         _ => "is RDMA set up on this host?",
-    };
-    Some(format!("{}: {}; {hint}", file.display(), uct::error::errno_text(errno)))
+    }
+}
+
+/// What to do about a device that does not open although it is there.
+pub(super) fn open_hint(e: &VerbsError) -> String {
+    match e.errno {
+        libc::ENODEV => "it has just been removed".into(),
+        libc::ENOENT | libc::EACCES | libc::EPERM => access_hint(e.errno).into(),
+        // Of the calls at open none pins memory of ours.
+        libc::ENOMEM => {
+            "a limit of the device (contexts, protection domains), not of memory: too many processes have it open; see dmesg".into()
+        }
+        libc::EMFILE | libc::ENFILE => "raise the open-file limit (ulimit -n)".into(),
+        _ => "see dmesg".into(),
+    }
 }
 
 /// The devices that the kernel shows.
