@@ -210,6 +210,9 @@ uct::config_table! {
         /// How many address handles that nobody holds the cache keeps; those not used for longest are given up first.
         /// Of this library, not of UCX.
         ah_cache_max: u32 = "AH_CACHE_MAX", "65536";
+        /// Follow changes of neighbours (address resolution) and routes (gateways) on RoCE devices, so that the next
+        /// connection to a peer whose link address has changed uses the new one. Of this library, not of UCX.
+        neighbour_watch: bool = "NEIGHBOUR_WATCH", "y";
     }
 }
 
@@ -243,6 +246,9 @@ uct::config_table! {
         tx_min_sge: u32 = "TX_MIN_SGE", "5", where |n| (1..=255).contains(n), "must be from 1 to 255";
         /// How many receive buffers are given to the device. Each takes the size of a packet.
         rx_queue_len: u32 = "RX_QUEUE_LEN", "4096", where |n| (4..=1 << 20).contains(n), "must be from 4 to 1048576";
+        /// How many receive buffers there are at most, with those that the program keeps and those that wait for it. When
+        /// none is left for the device, packets are lost and peers send them again until their time-out.
+        rx_max_bufs: u32 = "RX_MAX_BUFS", "inf", where |n| *n >= 4, "must be at least 4";
         /// How many receive buffers are given to the device at once.
         rx_max_batch: u32 = "RX_MAX_BATCH", "16", where |n| *n >= 1, "must be at least 1";
         /// How many received packets are taken from the device at once.

@@ -469,6 +469,17 @@ pub trait UdQp: Send + 'static {
     /// inline data above the limit; nothing was posted.
     fn post_send(&mut self, wr: &SendWr<'_, Self::Ah>) -> VerbsResult<()>;
 
+    /// [`UdQp::post_send`] and [`UdQp::ring`] in one.
+    ///
+    /// # Errors
+    /// Those of [`UdQp::post_send`].
+    #[inline]
+    fn post_send_now(&mut self, wr: &SendWr<'_, Self::Ah>) -> VerbsResult<()> {
+        self.post_send(wr)?;
+        self.ring();
+        Ok(())
+    }
+
     /// Lets everything that was posted leave.
     fn ring(&mut self);
 

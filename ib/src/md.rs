@@ -5,7 +5,7 @@ use std::{
     collections::BTreeMap,
     fmt,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
@@ -38,6 +38,8 @@ pub struct Md<D: Device> {
     lost: AtomicBool,
     /// Ports as they were when somebody last had reason to look.
     ports: Arc<Mutex<BTreeMap<u8, VerbsResult<PortAttr>>>>,
+    /// See [`Md::keep`].
+    kept: OnceLock<Box<dyn Any + Send + Sync>>,
     born: Birth,
 }
 
@@ -59,6 +61,7 @@ impl<D: Device> Md<D> {
             events: AtomicU64::new(0),
             lost: AtomicBool::new(false),
             ports: Arc::default(),
+            kept: OnceLock::new(),
             born: Birth::here(),
         })
     }
@@ -153,6 +156,13 @@ impl<D: Device> Md<D> {
         }
     }
 
+    /// Keeps `guard` until the domain is dropped: what has to end with it, such as a watcher of its address handles. There
+    /// is one; a second one is dropped at once.
+    pub fn keep(&self, guard: Box<dyn Any + Send + Sync>) {
+        // It comes back in the error.
+        let _ = self.kept.set(guard);
+    }
+
     /// Makes buffers and registers them as one region.
     ///
     /// # Errors
@@ -206,7 +216,7 @@ impl<D: Device> Drop for Md<D> {
             self.ahs.close();
         } else {
             // The parent's: nothing of it must end here, see `uct::fork`.
-            std::mem::forget((self.device.clone(), self.ahs.clone()));
+            std::mem::forget((self.device.clone(), self.ahs.clone(), self.kept.take()));
         }
     }
 }

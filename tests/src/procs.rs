@@ -4,7 +4,7 @@ use std::{
     io::{BufRead, BufReader, Read, Write},
     process::{Child, ChildStdin, Command, ExitStatus, Stdio},
     sync::mpsc::{Receiver, channel},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// An answer that takes longer will not come.
@@ -106,6 +106,26 @@ impl Peer {
     /// Connects it to another.
     pub fn connect(&mut self, to: &Peer) -> String {
         self.ask(&format!("connect {}", to.addr))
+    }
+
+    /// The value of a counter of its interface or domain.
+    ///
+    /// # Panics
+    /// If there is none of this name.
+    pub fn counter(&mut self, name: &str) -> u64 {
+        let said = self.ask(&format!("counter {name}"));
+        said.strip_prefix("counter ").and_then(|n| n.parse().ok()).expect("a number")
+    }
+
+    /// Asks until a counter has this value.
+    ///
+    /// # Panics
+    /// If that takes too long.
+    pub fn until(&mut self, name: &str, value: u64) {
+        let end = Instant::now() + PATIENCE;
+        while self.counter(name) != value {
+            assert!(Instant::now() < end, "{name} is {}, not {value}", self.counter(name));
+        }
     }
 
     /// Sends it a signal, by name.

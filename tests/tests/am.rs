@@ -1,6 +1,6 @@
 //! Active messages of every kind and size, on every kind of connection. (UCX: test_p2p_am, test_p2p_err.)
 
-use std::{io::IoSlice, sync::Arc};
+use std::{io::IoSlice, sync::Arc, time::Duration};
 
 use ib::config::{IfaceConfig, MdConfig};
 use parking_lot::Mutex;
@@ -10,9 +10,10 @@ use uct::{
 use uct_tests::{
     check::{Ledger, bytes, region},
     fabric::Sim,
+    flow::{self, Flow, draw_message},
     hooks::Hooks,
     on_fabrics,
-    world::{NodeOptions, World},
+    world::{Motion, NodeOptions, Received, World},
 };
 use ud::UdConfig;
 
@@ -28,7 +29,14 @@ on_fabrics! { sim, soft;
     all_ids_find_their_handler,
     two_interfaces_of_one_domain,
     two_interfaces_of_one_worker,
-    zcopy_memory_is_shared_until_completion;
+    zcopy_memory_is_shared_until_completion,
+    am_sync,
+    am_async,
+    am_async_response,
+    am_max_short_multi,
+    am_max_short_iov_multi,
+    mix_10000,
+    mix1000_last_byte_offset;
     only sim; a_peer_with_smaller_packets
 }
 
@@ -409,5 +417,203 @@ fn a_peer_with_smaller_packets(w: World<Sim>) {
     w.run_until("both arrive", |w| w.nodes[1].inbox.lock().len() == 2);
     w.all_home();
     drop((ep, s, r));
+    w.finish_and_free();
+}
+
+/// Sends one message of each kind, as long as it may be, and returns what must arrive: id and payload.
+fn longest_of_each_kind<F: Hooks>(w: &mut World<F>, ep: &Ep) -> Vec<(u8, Vec<u8>)> {
+    let am = w.nodes[0].iface().attr().am;
+    let lens = [am.max_short, am.max_short, am.max_bcopy, am.max_zcopy].map(|n| n.map_or(0, |n| n.get()));
+    let want: Vec<(u8, Vec<u8>)> = lens.iter().enumerate().map(|(i, n)| (i as u8, bytes(i as u64, *n))).collect();
+    let id = AmId::truncate;
+    let header = u64::from_ne_bytes(want[0].1[..8].try_into().unwrap());
+    w.send(|| ep.am_short(id(0), header, &want[0].1[8..]));
+    w.send(|| ep.am_short_iov(id(1), &[IoSlice::new(&want[1].1[..20]), IoSlice::new(&want[1].1[20..])]));
+    w.send(|| {
+        ep.am_bcopy(id(2), &mut |to| {
+            to.copy_from_slice(&want[2].1);
+            to.len()
+        })
+    });
+    let (head, body) = want[3].1.split_at(am.max_hdr.min(100));
+    let r = region(&*w.nodes[0].md, body);
+    let iov = [r.slice(0..body.len()).unwrap()];
+    let _posted = w.send(|| ep.am_zcopy(id(3), head, &iov, None));
+    want
+}
+
+fn got<F: Hooks>(w: &World<F>) -> Vec<(u8, Vec<u8>)> {
+    w.nodes[1].take().into_iter().map(|m| (m.id, m.data)).collect()
+}
+
+/// The handlers of `progress` run in `progress`: time passes, the peer's thread has acknowledged everything, and nothing is
+/// delivered before its user comes.
+fn am_sync<F: Hooks>(w: World<F>) {
+    let mut w = w.nodes(2);
+    let ep = w.nodes[0].connect(&w.nodes[1]);
+    w.nodes[1].motion = Motion::ThreadOnly;
+    let want = longest_of_each_kind(&mut w, &ep);
+    w.run_for(Duration::from_millis(500));
+    w.settle();
+    assert!(w.nodes[1].inbox.lock().is_empty(), "delivered without progress");
+    w.nodes[1].motion = Motion::User;
+    w.run_until("all arrive", |w| w.nodes[1].inbox.lock().len() == 4);
+    assert_eq!(got(&w), want);
+    w.all_home();
+    drop(ep);
+    w.finish_and_free();
+}
+
+/// Async handlers run without any progress of the receiver's user.
+fn am_async<F: Hooks>(w: World<F>) {
+    let mut w = w.nodes(2);
+    for id in 0..4 {
+        let inbox = w.nodes[1].inbox.clone();
+        let handler = move |m: uct::AmMessage<'_>| {
+            inbox.lock().push(Received { id, ep: m.ep_id(), data: m.data().to_vec() });
+        };
+        w.nodes[1].iface().on_am_async(AmId::truncate(id), handler).unwrap();
+    }
+    let ep = w.nodes[0].connect(&w.nodes[1]);
+    w.nodes[1].motion = Motion::ThreadOnly;
+    let want = longest_of_each_kind(&mut w, &ep);
+    w.run_until("all arrive", |w| w.nodes[1].inbox.lock().len() == 4);
+    assert_eq!(got(&w), want);
+    w.nodes[1].motion = Motion::User;
+    w.all_home();
+    drop(ep);
+    w.finish_and_free();
+}
+
+/// An async handler answers from within; its user never progresses, and every answer comes.
+fn am_async_response<F: Hooks>(w: World<F>) {
+    let mut w = w.nodes(2);
+    let back = w.nodes[1].connect(&w.nodes[0]);
+    w.send(|| back.am_short(AmId::truncate(9), 0, b""));
+    w.settle();
+    let refused: Arc<Mutex<Vec<u64>>> = Arc::default();
+    let r = refused.clone();
+    let answer = move |m: uct::AmMessage<'_>| {
+        let n = u64::from_ne_bytes(m.data()[..8].try_into().unwrap());
+        if back.am_short(AmId::truncate(2), n, b"answer").is_err() {
+            r.lock().push(n);
+        }
+    };
+    w.nodes[1].iface().on_am_async(AmId::truncate(1), answer).unwrap();
+    w.nodes[1].motion = Motion::ThreadOnly;
+    let ep = w.nodes[0].connect(&w.nodes[1]);
+    w.nodes[0].take();
+    for n in 0..50 {
+        w.send(|| ep.am_short(AmId::truncate(1), n, b""));
+        // One at a time, so that there is room for the answer.
+        w.run_until("it is answered", |w| w.nodes[0].inbox.lock().len() as u64 == n + 1);
+    }
+    assert!(w.nodes[0].take().iter().enumerate().all(|(i, m)| m.id == 2 && m.data[..8] == (i as u64).to_ne_bytes()));
+    assert!(refused.lock().is_empty());
+    w.nodes[1].motion = Motion::User;
+    w.nodes[1].iface().set_am_handler(AmId::truncate(1), None, uct::am::HandlerKind::Sync).unwrap();
+    w.settle();
+    drop(ep);
+    w.finish_and_free();
+}
+
+/// Messages of the greatest length back to back.
+fn max_multi<F: Hooks>(w: World<F>, send: impl Fn(&Ep, AmId, &[u8]) -> SendResult<()>) {
+    let mut w = w.nodes(2);
+    let ep = w.nodes[0].connect(&w.nodes[1]);
+    let max = w.nodes[0].iface().attr().am.max_short.unwrap().get();
+    let id = |i: u64| AmId::truncate((i % 32) as u8);
+    for i in 0..500 {
+        let data = bytes(i, max);
+        w.send(|| send(&ep, id(i), &data));
+    }
+    w.run_until("all arrive", |w| w.nodes[1].inbox.lock().len() == 500);
+    for (i, m) in (0..).zip(w.nodes[1].take()) {
+        assert_eq!((m.id, m.data), (id(i).get(), bytes(i, max)));
+    }
+    w.all_home();
+    drop(ep);
+    w.finish_and_free();
+}
+
+fn am_max_short_multi<F: Hooks>(w: World<F>) {
+    max_multi(w, |ep, id, data| ep.am_short(id, u64::from_ne_bytes(data[..8].try_into().unwrap()), &data[8..]));
+}
+
+fn am_max_short_iov_multi<F: Hooks>(w: World<F>) {
+    max_multi(w, |ep, id, data| ep.am_short_iov(id, &[IoSlice::new(&data[..1]), IoSlice::new(&data[1..])]));
+}
+
+/// Operations of every kind at random: each message arrives once and in order, each completion fires once.
+fn mix_10000<F: Hooks>(w: World<F>) {
+    let mut w = w.nodes(2);
+    let ep = w.nodes[0].connect(&w.nodes[1]);
+    let mut rng = ib::sw::Rng::new(w.seed);
+    let (mut flow, mut arrived, zcopies) = (Flow::new(1), flow::Ledger::default(), Ledger::new());
+    while flow.sent < 10_000 {
+        if rng.below(200) == 0 {
+            let comp = zcopies.completion();
+            let _posted = w.send(|| ep.flush(uct::FlushMode::Local, Some(&comp)));
+        }
+        let (kind, len) = draw_message(&mut rng);
+        w.run_until("it is accepted", |w| {
+            let comp = (kind == flow::Kind::Zcopy).then(|| zcopies.completion());
+            let sent = flow.send(&w.nodes[0], &ep, kind, len, comp.as_ref());
+            arrived.collect(w, 1);
+            sent.is_ok()
+        });
+    }
+    arrived.await_flow(&mut w, 1, &flow);
+    w.run_until("all completions fire", |_| zcopies.open() == 0);
+    assert!(zcopies.all().iter().all(|r| *r == Ok(())));
+    w.all_home();
+    drop(ep);
+    w.finish_and_free();
+}
+
+/// The payload lies in the last bytes of a page, with nothing of ours behind it.
+fn mix1000_last_byte_offset<F: Hooks>(w: World<F>) {
+    let mut w = w.nodes(2);
+    let ep = w.nodes[0].connect(&w.nodes[1]);
+    let data = bytes(3, 4096);
+    // A registered page of its own.
+    let r = region(&*w.nodes[0].md, &data);
+    assert_eq!((r.bytes().as_ptr() as usize % 4096, r.len()), (0, 4096));
+    let page = r.bytes();
+    let id = AmId::truncate;
+    let mut rng = ib::sw::Rng::new(w.seed);
+    let mut want = Vec::new();
+    for _ in 0..1000 {
+        let len = rng.below(9) as usize;
+        let last = 4096 - len..4096;
+        let tail = &page[last.clone()];
+        match rng.below(4) {
+            0 => {
+                w.send(|| ep.am_short(id(0), 7, tail));
+                want.push((0, [&7u64.to_ne_bytes()[..], tail].concat()));
+            }
+            1 => {
+                w.send(|| ep.am_short_iov(id(1), &[IoSlice::new(tail), IoSlice::new(tail)]));
+                want.push((1, [tail, tail].concat()));
+            }
+            2 => {
+                let pack = &mut |to: &mut [u8]| {
+                    to[..len].copy_from_slice(tail);
+                    len
+                };
+                w.send(|| ep.am_bcopy(id(2), pack));
+                want.push((2, tail.to_vec()));
+            }
+            _ => {
+                let iov = [r.slice(last.clone()).unwrap()];
+                let _posted = w.send(|| ep.am_zcopy(id(3), tail, &iov, None));
+                want.push((3, [tail, tail].concat()));
+            }
+        }
+    }
+    w.run_until("all arrive", |w| w.nodes[1].inbox.lock().len() == 1000);
+    assert_eq!(got(&w), want);
+    w.all_home();
+    drop((ep, r));
     w.finish_and_free();
 }

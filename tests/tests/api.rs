@@ -24,6 +24,10 @@ on_fabrics! { sim, soft;
     counters_have_a_fixed_order,
     bad_addresses_are_refused_by_name,
     memory_of_another_device_is_refused,
+    random_enable_disable,
+    local_subnet_only,
+    each_kind_of_message_counts_once;
+    only sim; non_default_gid_idx
 }
 
 const ID: AmId = AmId::truncate(1);
@@ -267,5 +271,101 @@ fn memory_of_another_device_is_refused<F: Hooks>(w: World<F>) {
     assert_eq!(w.nodes[1].take()[0].data, [2; 8]);
     assert_eq!(w.total("qp.resets"), 0);
     drop((ep, mixed, ours, theirs));
+    w.finish_and_free();
+}
+
+/// Taken out of the worker's progress and put in again at random: it works whenever it is in.
+fn random_enable_disable<F: Hooks>(w: World<F>) {
+    let mut w = w.nodes(2);
+    let ep = w.nodes[0].connect(&w.nodes[1]);
+    let mut rng = ib::sw::Rng::new(w.seed);
+    let mut sent = 0;
+    for _ in 0..100 {
+        for n in &w.nodes {
+            n.iface().progress_enable(rng.below(2) == 0);
+        }
+        for _ in 0..rng.below(5) {
+            sent += u64::from(ep.am_short(ID, sent, b"").is_ok());
+            w.turn();
+        }
+    }
+    for n in &w.nodes {
+        n.iface().progress_enable(true);
+    }
+    w.send(|| ep.am_short(ID, sent, b""));
+    w.run_until("all arrive", |w| w.nodes[1].inbox.lock().len() as u64 == sent + 1);
+    assert!(w.nodes[1].take().iter().enumerate().all(|(i, m)| m.data == (i as u64).to_ne_bytes()));
+    w.all_home();
+    drop(ep);
+    w.finish_and_free();
+}
+
+/// UCX_IB_ROCE_REACHABILITY_MODE=local_subnet: peers of the subnet are reachable, and others are not.
+fn local_subnet_only<F: Hooks>(mut w: World<F>) {
+    let mut o = NodeOptions::default();
+    o.iface.roce_reachability_mode = ib::config::ReachabilityMode::LocalSubnet;
+    // The kernel does not know the addresses of simulated devices.
+    o.iface.roce_subnet_prefix_len = uct::config::Units::Is(8);
+    w.add(&o);
+    w.add(&o);
+    w.nodes[0].iface().is_reachable(&w.nodes[1].iface().device_address()).expect("the same subnet");
+    let mut far = ib::addr::DeviceAddr::parse(&w.nodes[1].iface().device_address()).unwrap().0;
+    let gid = ib::types::Gid::from_ip("192.0.2.1".parse().unwrap());
+    far.link = ib::addr::LinkAddr::Ethernet { gid, version: ib::addr::AddrVersion::V2 };
+    let why = w.nodes[0].iface().is_reachable(&far.to_bytes()).expect_err("another subnet");
+    assert!(why.contains("192.0.2.1"), "{why}");
+    let ep = w.nodes[0].connect(&w.nodes[1]);
+    w.send(|| ep.am_short(ID, 1, b"here"));
+    w.run_until("it arrives", |w| w.nodes[1].inbox.lock().len() == 1);
+    w.settle();
+    drop(ep);
+    w.finish_and_free();
+}
+
+/// UCX_IB_GID_INDEX=1: that address is told to peers, and it is what they answer to.
+fn non_default_gid_idx(mut w: World<Sim>) {
+    let other = ib::types::Gid::from_ip("10.0.0.200".parse().unwrap());
+    let mut config = w.fabric.config();
+    config.gids.push((other, config.gids[0].1));
+    w.fabric.next_config = Some(config);
+    let mut o = NodeOptions::default();
+    o.md.gid_index = uct::config::Units::Is(1);
+    w.add(&o);
+    w.add(&NodeOptions::default());
+    let told = ib::addr::DeviceAddr::parse(&w.nodes[0].iface().device_address()).unwrap().0;
+    assert_eq!(told.gid(), Some(other));
+    let (ep, back) = (w.nodes[0].connect(&w.nodes[1]), w.nodes[1].connect(&w.nodes[0]));
+    w.send(|| ep.am_short(ID, 1, b""));
+    w.send(|| back.am_short(ID, 1, b""));
+    w.run_until("both arrive", |w| w.nodes.iter().all(|n| n.inbox.lock().len() == 1));
+    w.settle();
+    drop((ep, back));
+    w.finish_and_free();
+}
+
+/// One message, one more on either side, whatever its kind; a refusal counts nothing.
+fn each_kind_of_message_counts_once<F: Hooks>(w: World<F>) {
+    let mut w = w.nodes(2);
+    let ep = w.nodes[0].connect(&w.nodes[1]);
+    assert!(matches!(ep.am_short(ID, 0, b""), Err(SendError::NoResource)));
+    w.run_until("it is connected", |_| ep.am_short(ID, 0, b"").is_ok());
+    w.settle();
+    let r = region(&*w.nodes[0].md, &[7; 100]);
+    let iov = [r.slice(0..100).unwrap()];
+    let counters = |w: &World<F>| (w.nodes[0].counter("tx.am"), w.nodes[1].counter("rx.delivered"));
+    assert_eq!(counters(&w), (1, 1));
+    for kind in 0..4 {
+        let before = counters(&w);
+        w.send(|| match kind {
+            0 => ep.am_short(ID, 1, b"payload"),
+            1 => ep.am_short_iov(ID, &[std::io::IoSlice::new(b"pay"), std::io::IoSlice::new(b"load")]),
+            2 => ep.am_bcopy(ID, &mut |to| to.len()).map(drop),
+            _ => ep.am_zcopy(ID, b"header", &iov, None).map(drop),
+        });
+        w.settle();
+        assert_eq!(counters(&w), (before.0 + 1, before.1 + 1), "kind {kind}");
+    }
+    assert_eq!(w.nodes[1].inbox.lock().len(), 5);
+    drop((ep, iov, r));
     w.finish_and_free();
 }

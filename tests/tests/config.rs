@@ -272,3 +272,47 @@ fn gid_index_that_does_not_exist_is_refused_with_the_table() {
     let _: Arc<dyn uct::Clock> = w.fabric.clock();
     assert_eq!(options(&[("UCX_IB_GID_INDEX", "7")]).md.gid_index, Units::Is(7));
 }
+
+#[test]
+fn rx_async_max_poll_bounds_a_round_of_the_thread() {
+    let mut w: World<Sim> = World::new("rx_async_max_poll_bounds_a_round_of_the_thread");
+    w.add(&options(&[]));
+    w.add(&options(&[("UCX_UD_RX_ASYNC_MAX_POLL", "8")]));
+    let ep = w.nodes[0].connect(&w.nodes[1]);
+    for i in 0..500 {
+        w.send(|| ep.am_short(ID, i, b""));
+    }
+    w.settle();
+    w.nodes[1].motion = uct_tests::world::Motion::Stopped;
+    let mut sent = 0;
+    while sent < 100 && ep.am_short(ID, 0, b"").is_ok() {
+        sent += 1;
+    }
+    w.nodes[0].worker.progress();
+    w.fabric.net.run_for(Duration::from_millis(1));
+    // However much has come, the user's thread waits for eight packets at most.
+    for round in 1..=sent / 8 {
+        w.nodes[1].iface().progress_async();
+        assert_eq!(w.nodes[1].counter("rx.waiting"), round * 8);
+    }
+}
+
+#[test]
+fn one_line_says_what_is_used_and_what_was_changed() {
+    let env =
+        Env::from_pairs([("UCX_UD_TIMEOUT", "60s"), ("UCX_IB_RX_QUEUE_LEN", "8192"), ("UCX_UD_MAX_WINDOW", "1025")]);
+    let lines = uct_tests::log::lines_of(tracing::Level::INFO, || drop(open(&env).expect("an interface")));
+    let changed: Vec<&String> = lines.iter().filter(|l| l.contains("changed from default")).collect();
+    assert_eq!(changed.len(), 1, "{lines:?}");
+    assert!(
+        changed[0].contains("UD_TIMEOUT=1m") && changed[0].contains("IB_RX_QUEUE_LEN=8k")
+            || changed[0].contains("8192")
+    );
+    assert!(!changed[0].contains("MAX_WINDOW"), "set to what it is anyway: {}", changed[0]);
+    let using: Vec<&String> = lines.iter().filter(|l| l.starts_with("using ")).collect();
+    assert_eq!(using.len(), 1, "{lines:?}");
+    // Device and port, the local address with index and version, and how it was chosen.
+    for part in ["soft0:1", "gid index", "RoCE v2", "mtu"] {
+        assert!(using[0].contains(part), "no {part} in {}", using[0]);
+    }
+}

@@ -22,6 +22,8 @@ on_fabrics! { sim, soft;
     connect_iface_sim2v2,
     connect_iface_2k,
     crep_drop_on_both_sides,
+    crep_ack_drop,
+    ctls_loss,
     connect_ep_to_ep,
     connect_to_itself,
     crossing_rounds,
@@ -253,6 +255,48 @@ fn crep_drop_on_both_sides<F: Hooks>(w: World<F>) {
     let before = (w.total("tx.creq"), w.total("tx.crep"), w.total("tx.resends"));
     w.run_for(Duration::from_millis(50));
     assert_eq!(before, (w.total("tx.creq"), w.total("tx.crep"), w.total("tx.resends")));
+    w.finish();
+}
+
+/// The acks of the handshake are lost: messages are taken all the same, and both sides come to know that they are connected.
+fn crep_ack_drop<F: Hooks>(w: World<F>) {
+    let mut w = pair(w);
+    for n in &w.nodes {
+        F::set_tx_filter(&n.device, Some(lose_first("ACK", 3)));
+    }
+    let a = w.nodes[0].connect(&w.nodes[1]);
+    talk(&mut w, 0, 1, &[&a], 0);
+    w.settle();
+    let b = w.nodes[1].connect(&w.nodes[0]);
+    talk(&mut w, 1, 0, &[&b], 0);
+    talk(&mut w, 0, 1, &[&a], 5);
+    w.settle();
+    assert_eps(&w, &[1, 1]);
+    assert_eq!(w.total("ep.passive_created"), 1);
+    w.finish();
+}
+
+/// One side's requests and answers are lost for a while, though it is connected itself and sends already.
+fn ctls_loss<F: Hooks>(w: World<F>) {
+    let mut w = pair(w);
+    let mut lost = 0;
+    F::set_tx_filter(
+        &w.nodes[1].device,
+        Some(Box::new(move |p| {
+            let is_control = matches!(&*kind_of(p.payload), "CREQ" | "CREP");
+            lost += usize::from(is_control);
+            if is_control && lost <= 6 { ib::sw::FilterVerdict::Drop } else { ib::sw::FilterVerdict::Pass }
+        })),
+    );
+    let (a, b) = (w.nodes[0].connect(&w.nodes[1]), w.nodes[1].connect(&w.nodes[0]));
+    talk(&mut w, 1, 0, &[&b], 0);
+    talk(&mut w, 0, 1, &[&a], 0);
+    w.settle();
+    assert_eps(&w, &[1, 1]);
+    let n = w.nodes[1].iface();
+    let addr = b.address().unwrap();
+    assert!(a.is_connected(&n.device_address(), &n.iface_address(), Some(&addr)));
+    assert!(w.total("tx.resends") >= 6, "each loss was repaired");
     w.finish();
 }
 

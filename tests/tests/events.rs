@@ -27,6 +27,7 @@ on_fabrics! { sim, soft;
     am_no_fc,
     armed_and_the_thread_takes_the_message,
     armed_and_the_thread_takes_the_ack,
+    armed_and_the_thread_finds_the_peer_dead,
     busy_while_there_is_work,
     after_close_there_are_no_events;
     only sim; slow_address_handles_wake
@@ -126,6 +127,34 @@ fn armed_and_the_thread_takes_the_ack<F: Hooks>(w: World<F>) {
     assert_eq!(status.poll(), None, "completions are for the user's thread");
     w.nodes[0].motion = Motion::User;
     w.run_until("it completes", |_| status.poll() == Some(Ok(())));
+    drop(ep);
+    w.finish_and_free();
+}
+
+/// A user who sleeps learns that the peer is dead, though it is the progress thread that finds out.
+fn armed_and_the_thread_finds_the_peer_dead<F: Hooks>(mut w: World<F>) {
+    let mut o = NodeOptions::default();
+    (o.ud.timeout, o.ud.timer_tick) = (Duration::from_millis(200), Duration::from_millis(5));
+    w.add(&o);
+    w.add(&o);
+    let ep = w.nodes[0].connect(&w.nodes[1]);
+    w.send(|| ep.am_short(ID, 0, b""));
+    w.settle();
+    w.nodes[1].motion = Motion::Stopped;
+    ep.am_short(ID, 1, b"").unwrap();
+    let fd = w.nodes[0].iface().event_fd().unwrap();
+    arm(&w, 0);
+    w.nodes[0].motion = Motion::Stopped;
+    let end = w.now() + Duration::from_secs(30);
+    while !is_readable(fd) && w.now() < end {
+        w.run_for(Duration::from_millis(5));
+        w.nodes[0].iface().progress_async();
+    }
+    assert!(is_readable(fd), "found out, and nobody tells the sleeper");
+    assert!(w.nodes[0].failures.lock().is_empty(), "the error handler is for the user's thread");
+    w.nodes[0].motion = Motion::User;
+    w.run_until("it is told", |w| w.nodes[0].failures.lock().len() == 1);
+    w.nodes[1].motion = Motion::User;
     drop(ep);
     w.finish_and_free();
 }

@@ -40,6 +40,11 @@ on_fabrics! { sim, soft;
     stopped_process_does_not_blame_its_peers,
     close_of_a_failed_endpoint_reports_its_error,
     connecting_endpoint_fails_with_pending_requests,
+    two_pairs_send,
+    peer_failure_multiple,
+    keepalive_killed,
+    keepalive_killed_post_am,
+    without_an_error_handler_the_next_call_tells,
 }
 
 mod virtual_time {
@@ -519,6 +524,124 @@ fn stopped_process_does_not_blame_its_peers<F: Hooks>(w: World<F>) {
     w.settle();
     assert_eq!(failures(&w, 0) + failures(&w, 1), 0);
     assert!(w.nodes[0].counter("stopped") > 0);
+}
+
+/// One of two receivers is killed in the middle: the other pair goes on as if nothing were.
+fn two_pairs_send<F: Hooks>(w: World<F>) {
+    let mut w = quick_world(w, 3);
+    let (one, two) = (connected(&mut w, 0, 1), connected(&mut w, 0, 2));
+    for i in 0..20 {
+        w.send(|| one.am_short(ID, i, b""));
+        w.send(|| two.am_short(ID, i, b""));
+    }
+    kill(&mut w, 1);
+    // Ten windows more, while the dead one's is full.
+    let mut sent = 20;
+    for _ in 0..10 {
+        let _ = one.am_short(ID, 0, b"");
+        loop {
+            match two.am_short(ID, sent, b"") {
+                Ok(()) => sent += 1,
+                Err(SendError::NoResource) => break,
+                Err(e) => w.fail(&format!("the living pair: {e}")),
+            }
+        }
+        w.run_until("the window is open again", |w| {
+            w.nodes[2].inbox.lock().len() as u64 == sent + 1
+                && matches!(two.flush(FlushMode::Local, None), Ok(Posted::Done))
+        });
+    }
+    let numbers: Vec<u64> =
+        w.nodes[2].take()[1..].iter().map(|m| u64::from_ne_bytes(m.data[..8].try_into().expect("8 bytes"))).collect();
+    assert!(numbers.iter().copied().eq(0..sent), "in order");
+    await_failures(&mut w, 0, 1);
+    w.settle();
+    drop((one, two));
+}
+
+/// All receivers but the last are killed with messages on their way.
+fn peer_failure_multiple<F: Hooks>(w: World<F>) {
+    const RECEIVERS: usize = 10;
+    let mut w = quick_world(w, 1 + RECEIVERS);
+    let eps: Vec<Ep> = (1..=RECEIVERS).map(|i| connected(&mut w, 0, i)).collect();
+    for ep in &eps {
+        let _ = ep.am_short(ID, 1, b"in the window");
+    }
+    for i in 1..RECEIVERS {
+        kill(&mut w, i);
+    }
+    for ep in &eps {
+        while ep.am_short(ID, 2, b"").is_ok() {}
+    }
+    w.run_until("the flush ends", |w| {
+        !matches!(w.nodes[0].iface().flush(FlushMode::Local, None), Ok(Posted::InProgress) | Err(SendError::NoResource))
+    });
+    await_failures(&mut w, 0, RECEIVERS - 1);
+    for ep in &eps[..RECEIVERS - 1] {
+        assert_eq!(failed_with(ep.am_short(ID, 3, b"")).kind(), ErrorKind::EndpointTimeout);
+    }
+    let before = w.nodes[RECEIVERS].inbox.lock().len();
+    w.send(|| eps[RECEIVERS - 1].am_short(ID, 4, b"the last one"));
+    w.run_until("the last one hears", |w| w.nodes[RECEIVERS].inbox.lock().len() > before);
+    drop(eps);
+}
+
+/// Checks of a living peer change nothing; one check of a dead one finds out, once.
+fn keepalive<F: Hooks>(w: World<F>, posts: bool) {
+    let mut w = quick_world(w, 2);
+    let ep = connected(&mut w, 0, 1);
+    for _ in 0..8 {
+        w.run_until("a check is accepted", |_| ep.check(None).is_ok());
+        w.run_for(Duration::from_millis(30));
+    }
+    w.settle();
+    assert_eq!(failures(&w, 0), 0);
+    kill(&mut w, 1);
+    assert_eq!(ep.check(None).expect("a check"), Posted::InProgress);
+    if posts {
+        w.send(|| ep.am_short(ID, 0, b"after the check"));
+    }
+    let got = await_failures(&mut w, 0, 1);
+    assert_eq!((got[0].ep_id, got[0].kind), (ep.id(), ErrorKind::EndpointTimeout));
+}
+
+/// Nobody asked to be told: the process goes on, one line says so, and calls on the endpoint return the error.
+fn without_an_error_handler_the_next_call_tells<F: Hooks>(w: World<F>) {
+    let mut w = quick_world(w, 3);
+    let (md, worker) = (w.nodes[0].md.clone(), &w.nodes[0].worker);
+    let o = quick();
+    let iface = ud::open(&md, worker, 1, &o.params, o.iface, o.ud, &o.tuning).expect("an interface");
+    iface.progress_enable(true);
+    let connect = |w: &World<F>, to: usize| {
+        let to = w.nodes[to].iface();
+        iface.ep(&EpParams::to_iface(&to.device_address(), &to.iface_address())).expect("an endpoint")
+    };
+    let (dead, alive) = (connect(&w, 1), connect(&w, 2));
+    w.send(|| dead.am_short(ID, 0, b""));
+    w.send(|| alive.am_short(ID, 0, b""));
+    kill(&mut w, 1);
+    let mut error = None;
+    let lines = uct_tests::log::lines_of(tracing::Level::WARN, || {
+        w.run_until("the next call tells", |_| match dead.am_short(ID, 1, b"") {
+            Err(SendError::Failed(e)) => error.insert(e).kind() == ErrorKind::EndpointTimeout,
+            _ => false,
+        });
+        w.run_for(Duration::from_millis(100));
+    });
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].contains("was connected, then silent"), "{}", lines[0]);
+    let before = w.nodes[2].inbox.lock().len();
+    w.send(|| alive.am_short(ID, 1, b""));
+    w.run_until("the other peer hears us", |w| w.nodes[2].inbox.lock().len() > before);
+    drop((dead, alive, iface));
+}
+
+fn keepalive_killed<F: Hooks>(w: World<F>) {
+    keepalive(w, false);
+}
+
+fn keepalive_killed_post_am<F: Hooks>(w: World<F>) {
+    keepalive(w, true);
 }
 
 fn computing_for_60_seconds_is_not_dying(w: World<Sim>) {

@@ -19,6 +19,10 @@ use uct_tests::{
 };
 
 on_fabrics! { sim, soft;
+    am_flush_ep_no_comp,
+    am_flush_iface_no_comp,
+    am_zcopy_flush_ep_no_comp,
+    am_zcopy_flush_iface_no_comp,
     am_flush_ep_nb,
     am_zcopy_flush_ep_nb,
     am_zcopy_flush_iface,
@@ -40,6 +44,7 @@ on_fabrics! { sim, soft;
     close_after_the_interface,
     close_to_a_dead_peer,
     destroy_entity_after_send,
+    destroying_two_endpoints_loses_no_completion,
     disconnect_after_send,
     interface_close_settles_everything,
     invalidate_settles_then_reports,
@@ -68,6 +73,71 @@ fn slices<F: Hooks>(w: &World<F>) -> Vec<MemSlice> {
 fn flush<F: Hooks>(w: &mut World<F>, ep: &dyn Endpoint, ledger: &Ledger) -> Posted {
     let comp = ledger.completion();
     w.send(|| ep.flush(FlushMode::Local, Some(&comp)))
+}
+
+/// Asks until the flush is over, without a completion.
+#[track_caller]
+fn poll_ep<F: Hooks>(w: &mut World<F>, ep: &dyn Endpoint) {
+    w.run_until("the endpoint is flushed", |_| matches!(ep.flush(FlushMode::Local, None), Ok(Posted::Done)));
+}
+
+fn am_flush_ep_no_comp<F: Hooks>(w: World<F>) {
+    let (mut w, ep) = pair(w);
+    for i in 0..20 {
+        w.send(|| ep.am_bcopy(ID, &mut |_| 100 + i));
+    }
+    poll_ep(&mut w, &*ep);
+    assert_eq!(w.nodes[1].inbox.lock().len(), 20, "delivered before");
+    drop(ep);
+    w.finish_and_free();
+}
+
+/// Flushed by the interface, and everything closed at once: nothing is lost.
+fn am_flush_iface_no_comp<F: Hooks>(w: World<F>) {
+    let (mut w, ep) = pair(w);
+    let other = w.nodes[0].connect(&w.nodes[1]);
+    for i in 0..20 {
+        w.send(|| ep.am_bcopy(ID, &mut |_| 100 + i));
+        w.send(|| other.am_bcopy(ID, &mut |_| 100 + i));
+    }
+    w.run_until("the interface is flushed", |w| {
+        matches!(w.nodes[0].iface().flush(FlushMode::Local, None), Ok(Posted::Done))
+    });
+    drop((ep, other));
+    w.nodes[0].iface = None;
+    w.run_until("all arrive", |w| w.nodes[1].inbox.lock().len() == 40);
+    w.finish_and_free();
+}
+
+/// Sends zero-copy messages that have not completed.
+fn zcopies<F: Hooks>(w: &mut World<F>, ep: &dyn Endpoint, iov: &[MemSlice]) -> Ledger {
+    let ledger = Ledger::new();
+    for _ in 0..5 {
+        let comp = ledger.completion();
+        let _posted = w.send(|| ep.am_zcopy(ID, b"h", iov, Some(&comp)));
+    }
+    ledger
+}
+
+fn am_zcopy_flush_ep_no_comp<F: Hooks>(w: World<F>) {
+    let (mut w, ep) = pair(w);
+    let iov = slices(&w);
+    let ledger = zcopies(&mut w, &*ep, &iov);
+    poll_ep(&mut w, &*ep);
+    // A completion is called by the progress that found out; a flush that is done says that this has happened.
+    assert_eq!(ledger.all(), [Ok(()); 5]);
+    drop((ep, iov));
+    w.finish_and_free();
+}
+
+fn am_zcopy_flush_iface_no_comp<F: Hooks>(w: World<F>) {
+    let (mut w, ep) = pair(w);
+    let iov = slices(&w);
+    let ledger = zcopies(&mut w, &*ep, &iov);
+    w.settle();
+    assert_eq!(ledger.all(), [Ok(()); 5]);
+    drop((ep, iov));
+    w.finish_and_free();
 }
 
 fn am_flush_ep_nb<F: Hooks>(w: World<F>) {
@@ -540,6 +610,47 @@ fn destroy_entity_after_send<F: Hooks>(w: World<F>) {
         drop(r);
         w.finish_and_free();
     }
+    w.finish_and_free();
+}
+
+/// The progress thread has taken the acks of both endpoints, so that completions of both wait for the user when the first is
+/// destroyed: each is settled with its own endpoint, and none is lost.
+fn destroying_two_endpoints_loses_no_completion<F: Hooks>(w: World<F>) {
+    let (mut w, a) = pair(w);
+    let b = w.nodes[0].connect(&w.nodes[1]);
+    w.send(|| b.am_short(ID, 0, b""));
+    w.settle();
+    let iov = slices(&w);
+    for acknowledged in [true, false] {
+        let (of_a, of_b) = (Ledger::new(), Ledger::new());
+        let victim = w.nodes[0].connect(&w.nodes[1]);
+        w.send(|| victim.am_short(ID, 0, b""));
+        w.settle();
+        w.nodes[1].motion = if acknowledged { Motion::User } else { Motion::Stopped };
+        for (ep, ledger) in [(&victim, &of_a), (&b, &of_b)] {
+            let comp = ledger.completion();
+            let _posted = ep.am_zcopy(ID, b"", &iov, Some(&comp)).unwrap();
+            drop(comp);
+            let comp = ledger.completion();
+            assert_eq!(ep.flush(FlushMode::Local, Some(&comp)).unwrap(), Posted::InProgress);
+        }
+        w.nodes[0].motion = Motion::Stopped;
+        for _ in 0..50 {
+            w.step();
+            w.nodes[0].iface().progress_async();
+        }
+        assert_eq!((of_a.fired(), of_b.fired()), (0, 0), "completions are for the user's thread");
+        drop(victim);
+        assert_eq!(of_a.open(), 0, "settled when destroy returns");
+        let settled = of_a.all();
+        w.nodes[0].motion = Motion::User;
+        w.nodes[1].motion = Motion::User;
+        w.run_until("the other's complete", |_| of_b.open() == 0);
+        assert_eq!(of_b.all(), [Ok(()), Ok(())]);
+        assert_eq!(of_a.all(), settled);
+        w.settle();
+    }
+    drop((a, b, iov));
     w.finish_and_free();
 }
 

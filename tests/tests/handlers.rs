@@ -27,6 +27,11 @@ on_fabrics! { sim, soft;
     descriptors_outlive_the_interface,
     descriptors_are_released_from_another_thread,
     kept_descriptors_do_not_stop_the_sender,
+    am_short_keep_data,
+    am_short_iov_keep_data,
+    am_bcopy_keep_data,
+    many2one_am_bcopy,
+    no_rx_buffs,
     headroom_and_alignment,
     invalid_alignments_are_refused,
     a_handler_that_sends,
@@ -171,8 +176,140 @@ fn kept_descriptors_do_not_stop_the_sender<F: Hooks>(mut w: World<F>) {
     w.finish_and_free();
 }
 
+/// A kept message stays what it was while many more come.
+fn keep_data<F: Hooks>(w: World<F>, send: impl Fn(&Ep, AmId, &[u8]) -> uct::SendResult<()>) {
+    let (mut w, ep) = pair(w, false);
+    let kept = keep(&w);
+    let data = |i: u64| bytes(i, 40);
+    for i in 0..30 {
+        w.send(|| send(&ep, ID, &data(i)));
+    }
+    w.run_until("all are kept", |_| kept.lock().len() == 30);
+    let held = std::mem::take(&mut *kept.lock());
+    for i in 0..3000 {
+        w.send(|| send(&ep, ID, &data(1000 + i)));
+        kept.lock().clear();
+    }
+    w.settle();
+    for (i, desc) in (0..).zip(held) {
+        assert_eq!(desc.data(), data(i), "message {i} changed while it was kept");
+    }
+    kept.lock().clear();
+    w.all_home();
+    drop(ep);
+    w.finish_and_free();
+}
+
+fn am_short_keep_data<F: Hooks>(w: World<F>) {
+    keep_data(w, |ep, id, data| ep.am_short(id, u64::from_ne_bytes(data[..8].try_into().unwrap()), &data[8..]));
+}
+
+fn am_short_iov_keep_data<F: Hooks>(w: World<F>) {
+    keep_data(w, |ep, id, data| ep.am_short_iov(id, &[&data[..7], &data[7..]].map(std::io::IoSlice::new)));
+}
+
+fn am_bcopy_keep_data<F: Hooks>(w: World<F>) {
+    keep_data(w, |ep, id, data| {
+        ep.am_bcopy(id, &mut |to| {
+            to[..data.len()].copy_from_slice(data);
+            data.len()
+        })
+        .map(drop)
+    });
+}
+
+/// Ten senders, a thousand of the longest messages in all, and a receiver that keeps every fourth.
+fn many2one_am_bcopy<F: Hooks>(mut w: World<F>) {
+    const SENDERS: usize = 10;
+    w.add(&NodeOptions { record: false, ..NodeOptions::default() });
+    for _ in 0..SENDERS {
+        let mut o = NodeOptions::default();
+        o.iface.rx_queue_len = 64;
+        w.add(&o);
+    }
+    type Got = (Vec<Vec<u8>>, Vec<AmDesc>);
+    let got: Arc<Mutex<Got>> = Arc::default();
+    let (g, keeps) = (got.clone(), Mutex::new(ib::sw::Rng::new(w.seed)));
+    w.nodes[0]
+        .iface()
+        .on_am(ID, move |m| {
+            let mut g = g.lock();
+            if keeps.lock().below(4) == 0 { g.1.push(m.into_owned()) } else { g.0.push(m.data().to_vec()) }
+        })
+        .unwrap();
+    let eps: Vec<Ep> = (1..=SENDERS).map(|i| w.nodes[i].connect(&w.nodes[0])).collect();
+    let max = w.nodes[1].iface().attr().am.max_bcopy.unwrap().get();
+    let mut rng = ib::sw::Rng::new(w.seed);
+    for i in 0..1000u64 {
+        let ep = &eps[rng.below(SENDERS as u64) as usize];
+        let mut data = bytes(i, max);
+        data[..8].copy_from_slice(&i.to_ne_bytes());
+        w.send(|| {
+            ep.am_bcopy(ID, &mut |to| {
+                to.copy_from_slice(&data);
+                max
+            })
+        });
+    }
+    w.settle();
+    let count = |g: &Got| g.0.len() + g.1.len();
+    w.run_until("all arrive", |_| count(&got.lock()) == 1000);
+    let (read, kept) = std::mem::take(&mut *got.lock());
+    assert!((100..500).contains(&kept.len()), "{} kept", kept.len());
+    let mut seen = std::collections::BTreeSet::new();
+    for data in read.iter().map(|d| &d[..]).chain(kept.iter().map(|d| d.data())) {
+        let i = u64::from_ne_bytes(data[..8].try_into().unwrap());
+        assert!(seen.insert(i) && data.len() == max && data[8..] == bytes(i, max)[8..], "message {i}");
+    }
+    drop(kept);
+    w.all_home();
+    drop(eps);
+    w.finish_and_free();
+}
+
+/// The receiver keeps everything until it has no buffer left: the sender is refused, nobody is blamed, and when the buffers
+/// come back everything goes on.
+fn no_rx_buffs<F: Hooks>(mut w: World<F>) {
+    w.add(&NodeOptions::default());
+    let mut o = NodeOptions { record: false, ..NodeOptions::default() };
+    (o.iface.rx_queue_len, o.iface.rx_max_bufs) = (256, 1024);
+    w.add(&o);
+    let ep = w.nodes[0].connect(&w.nodes[1]);
+    let kept = keep(&w);
+    let mut next = 0;
+    w.run_until("no buffer is left, and the sender is refused", |w| {
+        let refused = loop {
+            match ep.am_short(ID, next, b"") {
+                Ok(()) => next += 1,
+                Err(e) => break e.is_no_resource(),
+            }
+        };
+        refused && w.nodes[1].counter("rx.buffers_posted") == 0
+    });
+    assert_eq!(w.nodes[1].counter("rx.buffers"), 1024, "not one more");
+    assert!((1000..=1024).contains(&kept.lock().len()), "{} kept", kept.lock().len());
+    assert!(matches!(ep.am_short(ID, next, b""), Err(SendError::NoResource)));
+    let mut read = 0;
+    let end = next + 500;
+    w.run_until("all arrive", |_| {
+        while next < end && ep.am_short(ID, next, b"").is_ok() {
+            next += 1;
+        }
+        for d in kept.lock().drain(..) {
+            assert_eq!(d.data(), (read as u64).to_ne_bytes());
+            read += 1;
+        }
+        read == end
+    });
+    assert!(w.nodes.iter().all(|n| n.failures.lock().is_empty()));
+    w.all_home();
+    drop(ep);
+    w.finish_and_free();
+}
+
 fn headroom_and_alignment<F: Hooks>(mut w: World<F>) {
     w.add(&NodeOptions::default());
+    let from = region(&*w.nodes[0].md, &[0xab; 33]);
     let mut rng = ib::sw::Rng::new(w.seed);
     let mut cases: Vec<(usize, usize, usize)> = Vec::new();
     for headroom in [0, 1, 8, 40, 47, 48, 49, 64, 200, 5000] {
@@ -202,7 +339,14 @@ fn headroom_and_alignment<F: Hooks>(mut w: World<F>) {
                 })
             });
         }
-        w.run_until("all are kept", |_| kept.lock().len() == 4);
+        // The other kinds: a short message, one in pieces, a zero-copy one.
+        w.send(|| ep.am_short(ID, u64::from_ne_bytes([0xab; 8]), &[0xab; 5]));
+        w.send(|| ep.am_short_iov(ID, &[std::io::IoSlice::new(&[0xab; 3]), std::io::IoSlice::new(&[0xab; 4])]));
+        let iov = [from.slice(0..33).unwrap()];
+        let _posted = w.send(|| ep.am_zcopy(ID, &[0xab; 2], &iov, None));
+        w.run_until("all are kept", |_| kept.lock().len() == 7);
+        let lens: Vec<usize> = kept.lock().iter().map(|d| d.data().len()).collect();
+        assert_eq!(lens, [0, 1, 100, max, 13, 7, 35]);
         for d in kept.lock().iter_mut() {
             assert_eq!((d.data().as_ptr() as usize + offset) % align.max(1), 0, "{headroom} {align} {offset}");
             let (head, data) = d.parts_mut();
@@ -213,9 +357,10 @@ fn headroom_and_alignment<F: Hooks>(mut w: World<F>) {
         }
         assert!(kept.lock().iter().all(|d| d.data().iter().all(|b| *b == 0xab)), "headroom overlaps another message");
         kept.lock().clear();
-        drop(ep);
+        drop((ep, iov));
         w.nodes[to].iface = None;
     }
+    drop(from);
     w.finish_and_free();
 }
 

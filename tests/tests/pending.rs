@@ -23,6 +23,8 @@ use uct_tests::{
 
 on_fabrics! { sim, soft;
     pending_op,
+    tx_wqe,
+    pending_ucs_ok_dc_arbiter_bug,
     busy_while_it_could_send,
     send_ooo_with_pending,
     send_ooo_from_a_handler,
@@ -33,6 +35,7 @@ on_fabrics! { sim, soft;
     fairness_over_eight_endpoints,
     purge_gives_back_the_oldest_first,
     purge_touches_one_endpoint,
+    cancel_keeps_the_requests,
     err_busy_keeps_the_request,
     connect,
     connect_to_ep_later,
@@ -101,6 +104,57 @@ fn pending_op<F: Hooks>(w: World<F>) {
     in_order(&mut w, next + 13);
     assert!(ep.pending_purge().is_empty());
     drop(ep);
+    w.finish_and_free();
+}
+
+/// The send queue is what is exhausted: a request runs when the device has reported what it sent.
+fn tx_wqe<F: Hooks>(mut w: World<F>) {
+    let mut o = NodeOptions::default();
+    o.iface.tx_queue_len = 65;
+    w.add(&o);
+    w.add(&NodeOptions::default());
+    let ep = w.nodes[0].connect(&w.nodes[1]);
+    let mut next = 0;
+    // The window becomes much wider than the queue.
+    for _ in 0..2000 {
+        w.send(|| ep.am_short(ID, next, b""));
+        next += 1;
+    }
+    w.settle();
+    let before = next;
+    fill(&*ep, &mut next);
+    assert!(next - before <= 65, "{} sends in a queue of 65", next - before);
+    for _ in 0..13 {
+        queue(&*ep, next);
+        next += 1;
+    }
+    in_order(&mut w, next);
+    assert!(ep.pending_purge().is_empty());
+    drop(ep);
+    w.finish_and_free();
+}
+
+/// Many endpoints exhaust what they share, and each has a request: all requests run.
+fn pending_ucs_ok_dc_arbiter_bug<F: Hooks>(mut w: World<F>) {
+    let mut o = NodeOptions::default();
+    o.iface.tx_queue_len = 65;
+    w.add(&o);
+    w.add(&NodeOptions::default());
+    let n = if F::NAME == "sim" { 2048 } else { 256 };
+    let eps: Vec<Ep> = (0..n).map(|_| w.nodes[0].connect(&w.nodes[1])).collect();
+    w.settle();
+    let (mut sent, mut queued) = (0u64, 0);
+    for (i, ep) in eps.iter().enumerate() {
+        let mut next = 0;
+        fill(&**ep, &mut next);
+        sent += next;
+        queue(&**ep, i as u64);
+        queued += 1;
+    }
+    w.run_until("all requests run", |w| w.nodes[1].inbox.lock().len() as u64 == sent + queued);
+    assert!(eps.iter().all(|e| e.pending_purge().is_empty()));
+    w.all_home();
+    drop(eps);
     w.finish_and_free();
 }
 
@@ -430,6 +484,25 @@ fn purge_touches_one_endpoint<F: Hooks>(w: World<F>) {
     w.all_home();
     assert!(eps.iter().all(|e| e.pending_purge().is_empty()));
     drop(eps);
+    w.finish_and_free();
+}
+
+/// A cancel settles operations. Requests are no operations yet: they stay the user's, to be purged.
+fn cancel_keeps_the_requests<F: Hooks>(w: World<F>) {
+    let (mut w, ep, next) = full(w);
+    for _ in 0..5 {
+        let r = ep.pending_add(Box::new(|_| panic!("called after cancel")));
+        assert!(r.is_ok());
+    }
+    assert!(matches!(ep.flush(FlushMode::Cancel, None), Ok(uct::Posted::Done)));
+    w.nodes[1].motion = Motion::User;
+    w.run_until("what was sent arrives", |w| w.nodes[1].inbox.lock().len() as u64 == next);
+    for _ in 0..20 {
+        w.step();
+    }
+    assert_eq!(ep.pending_purge().len(), 5);
+    w.all_home();
+    drop(ep);
     w.finish_and_free();
 }
 

@@ -156,9 +156,34 @@ fn child_that_uses_everything_is_refused_and_leaves_the_parent_unharmed() {
     parent_goes_on_after("use", &[("UCX_UD_ASYNC_PROGRESS", "n")]);
 }
 
-/// The same on an RDMA device, with and without what makes registered memory safe.
+/// The soft device pins nothing, and nobody guesses by the limit what would be possible. (UCX: test_md_memlock_limit.)
+#[test]
+fn md_open_with_no_lockable_memory() {
+    let wrap = ["sh", "-c", "ulimit -l 0 && exec \"$0\""];
+    let limited = || Peer::start(env!("CARGO_BIN_EXE_peer"), &wrap, &[]).expect("a peer");
+    let (mut a, mut b) = (limited(), limited());
+    assert_eq!(a.connect(&b), "ep 0");
+    assert_eq!(a.ask("send 0 1000"), "sent 1000");
+    assert_eq!(b.ask("expect 1000"), "got 1000");
+    assert_eq!(a.ask("close"), "closed");
+    let (status, said) = a.end();
+    assert!(status.success() && said.is_empty(), "{status}: {said}");
+}
+
+/// Processes on an RDMA device.
 #[cfg(feature = "rdma-core")]
 mod rdma {
+    use std::{
+        process::Command,
+        time::{Duration, Instant},
+    };
+
+    use super::*;
+
+    const PEER: &str = "10.77.0.2";
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// A child of a process on it, with and without what makes registered memory safe.
     #[test]
     fn child_on_an_rdma_device() {
         let Some(device) = uct_tests::rdma::first() else {
@@ -166,7 +191,87 @@ mod rdma {
             return;
         };
         for (fork_init, what) in [("n", "use"), ("try", "use"), ("n", "fork")] {
-            super::parent_goes_on_after(what, &[("PEER_DEVICE", &device), ("UCX_IB_FORK_INIT", fork_init)]);
+            parent_goes_on_after(what, &[("PEER_DEVICE", &device), ("UCX_IB_FORK_INIT", fork_init)]);
         }
+    }
+
+    /// In the machine that `ci/soft-roce` boots (it sets `SOFT_ROCE=1`): a process on rxe0, and its peer on the soft device in
+    /// the network namespace `soft`, at the other end of a veth pair.
+    fn pair(test: &str) -> Option<(Peer, Peer)> {
+        if std::env::var_os("SOFT_ROCE").is_none() {
+            println!("{test}: skipped: runs under ci/soft-roce only");
+            return None;
+        }
+        let there = ["ip", "netns", "exec", "soft"];
+        let settings = [("UCX_SOFT_ADDR", PEER), ("UCX_SOFT_PORT", "4791")];
+        let b = Peer::start(env!("CARGO_BIN_EXE_peer"), &there, &settings).expect("a peer");
+        Some((peer(&[("PEER_DEVICE", "rxe0"), ("UCX_UD_TIMEOUT", "3s")]), b))
+    }
+
+    fn run(line: &str) {
+        let mut words = line.split(' ');
+        let status = Command::new(words.next().expect("a word")).args(words).status();
+        assert!(status.expect("it runs").success(), "{line}");
+    }
+
+    #[test]
+    fn peer_with_another_link_address_gets_a_new_handle_with_the_next_endpoint() {
+        let Some((mut a, mut b)) = pair("peer_with_another_link_address") else { return };
+        assert_eq!(a.connect(&b), "ep 0");
+        assert_eq!(a.ask("send 0 100"), "sent 100");
+        assert_eq!(b.ask("expect 100"), "got 100");
+        assert_eq!(a.ask("flush"), "flushed");
+        assert_eq!((a.counter("ah.created"), a.counter("ah.invalidated")), (1, 0));
+        run("ip netns exec soft ip link set v1 address 02:00:00:00:78:01");
+        run(&format!("ip neigh replace {PEER} lladdr 02:00:00:00:78:01 dev v0 nud reachable"));
+        a.until("ah.invalidated", 1);
+        assert_eq!(a.ask("send 0 100"), "sent 100");
+        assert_eq!(b.ask("expect 200"), "got 200");
+        assert_eq!(a.ask("flush"), "flushed");
+        assert_eq!((a.counter("ah.created"), a.counter("ah.live")), (1, 1), "its holder keeps it");
+        for ep in 1..=2 {
+            assert_eq!(a.connect(&b), format!("ep {ep}"));
+            assert_eq!(a.ask(&format!("send {ep} 10")), "sent 10");
+            assert_eq!(b.ask(&format!("expect {}", 200 + ep * 10)), format!("got {}", 200 + ep * 10));
+            assert_eq!((a.counter("ah.created"), a.counter("ah.live")), (2, 2), "a new one, and then that one");
+        }
+        assert_eq!(a.counter("ah.invalidated"), 1);
+        assert_eq!(a.ask("failures 0"), "failed");
+        assert_eq!(a.ask("close"), "closed");
+    }
+
+    #[test]
+    fn peer_whose_address_goes_is_reported_once_and_found_when_it_is_back() {
+        let Some((mut a, mut b)) = pair("peer_whose_address_goes") else { return };
+        assert_eq!(a.connect(&b), "ep 0");
+        assert_eq!(a.ask("send 0 100"), "sent 100");
+        assert_eq!(b.ask("expect 100"), "got 100");
+        assert_eq!(a.ask("flush"), "flushed");
+        run(&format!("ip netns exec soft ip addr del {PEER}/24 dev v1"));
+        // What the kernel finds out by itself within a minute.
+        run(&format!("ip neigh flush to {PEER} dev v0"));
+        a.until("ah.invalidated", 1);
+        let began = Instant::now();
+        let said = a.ask("send 0 100000");
+        println!("after {:?}: {said}", began.elapsed());
+        assert!(said.starts_with("error") && said.contains(PEER), "{said}");
+        assert_eq!(a.ask("failures 1"), "failed EndpointTimeout");
+        run(&format!("ip netns exec soft ip addr add {PEER}/24 dev v1"));
+        // That it could not be found is remembered for a moment.
+        let end = Instant::now() + PATIENCE;
+        let mut ep = 1;
+        loop {
+            assert_eq!(a.connect(&b), format!("ep {ep}"));
+            let said = a.ask(&format!("send {ep} 10"));
+            if said == "sent 10" {
+                break;
+            }
+            assert!(said.contains("create_ah") && Instant::now() < end, "{said}");
+            ep += 1;
+        }
+        assert_eq!(b.ask("expect 110"), "got 110");
+        let each_once = " EndpointTimeout".repeat(ep);
+        assert_eq!(a.ask(&format!("failures {ep}")), format!("failed{each_once}"));
+        assert_eq!(a.ask("close"), "closed");
     }
 }

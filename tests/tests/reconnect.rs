@@ -3,7 +3,13 @@
 
 use std::time::Duration;
 
-use ib::{device::RoceVersion, sim::SimConfig, sw::Rng, types::Gid};
+use ib::{
+    ah::{AhPath, Invalidated, PathNews},
+    device::RoceVersion,
+    sim::SimConfig,
+    sw::Rng,
+    types::Gid,
+};
 use uct::Ep;
 use uct_tests::{
     fabric::Sim,
@@ -25,10 +31,13 @@ tests! {
     reconnect_while_the_old_endpoint_lingers,
     the_peer_moves_and_nobody_tells,
     the_peer_moves_and_an_event_tells,
+    the_next_hop_moves_under_traffic,
     own_address_goes_and_comes_back,
     poisoned_handles_are_swapped_before_the_next_send,
     queue_pair_waits_for_the_gid_table,
     queue_pair_is_reset_and_goes_on,
+    only_a_change_of_what_is_used_is_a_warning,
+    ipv4_is_not_taken_for_what_the_buffer_held_before,
 }
 
 fn options(ttl: Duration) -> NodeOptions {
@@ -163,6 +172,50 @@ fn the_peer_moves_and_an_event_tells(w: World<Sim>) {
     }
 }
 
+/// As the watch of neighbours and routes tells it: by path, whenever it likes, with sends of the old handle still being read.
+/// The next endpoint has a handle that leads to the new place, and an old one gets that too when it has found out. Its old
+/// handle outlives the sends that name it (else the device complains), and no more.
+fn the_next_hop_moves_under_traffic(w: World<Sim>) {
+    drop(w);
+    for ttl in TTLS {
+        let mut w = World::<Sim>::new("the_next_hop_moves_under_traffic");
+        pair(&mut w, ttl, Some((1_000, 100_000)));
+        let mut ledger = Ledger::default();
+        let (mut old, mut new) = (Flow::new(0), Flow::new(1));
+        let a = w.nodes[0].connect(&w.nodes[1]);
+        say(&mut w, &a, &mut old, &mut ledger, 5);
+        for moves in 1..=3 {
+            while old.send(&w.nodes[0], &a, Kind::Bcopy, 500, None).is_ok() {}
+            let mac = w.fabric.net.fresh_mac();
+            w.nodes[1].device.set_mac(mac, false);
+            let cache = w.nodes[0].md.ah_cache();
+            let elsewhere = AhPath { sgid: gid_of(&w, 1), dgid: gid_of(&w, 0), port: 1 };
+            assert_eq!(cache.handle_paths(&[(elsewhere, PathNews::Moved)].into()), Invalidated::default());
+            let path = AhPath { sgid: gid_of(&w, 0), dgid: gid_of(&w, 1), port: 1 };
+            assert_eq!(cache.paths(), [path]);
+            assert_eq!(cache.handle_paths(&[(path, PathNews::Moved)].into()).stale, 1, "ttl {ttl:?}");
+            let created = cache.stats().created;
+            let start = w.now();
+            let b = w.nodes[0].connect(&w.nodes[1]);
+            say(&mut w, &b, &mut new, &mut ledger, 20);
+            assert!(w.now().since(start) < Duration::from_secs(1), "the new endpoint did not wait for a stall");
+            say(&mut w, &a, &mut old, &mut ledger, 20);
+            ledger.await_flow(&mut w, 1, &old);
+            assert_eq!(w.nodes[0].counter("ah.re_resolved"), moves, "by its stall");
+            // At TTL 0 each has one of its own.
+            let made = if ttl.is_zero() { 2 } else { 1 };
+            assert_eq!(w.nodes[0].counter("ah.created"), created + made);
+            drop(b);
+            w.run_until("the second endpoint is freed", |w| w.nodes[0].counter("eps") == 1);
+            w.run_until("only the handle in use is left", |w| w.nodes[0].counter("ah.live") == 1);
+        }
+        assert_eq!(w.total("ep.failures"), 0);
+        w.check_violations();
+        drop(a);
+        w.finish();
+    }
+}
+
 fn gid_of(w: &World<Sim>, node: usize) -> Gid {
     w.nodes[node].device.gid()
 }
@@ -278,5 +331,76 @@ fn queue_pair_is_reset_and_goes_on(mut w: World<Sim>) {
     assert_eq!(w.total("ep.failures"), 0);
     w.settle();
     w.buffers_come_home();
+    w.finish();
+}
+
+/// Addresses that come and go beside ours are nobody's business; ours that goes is one warning.
+fn only_a_change_of_what_is_used_is_a_warning(mut w: World<Sim>) {
+    pair(&mut w, Duration::MAX, None);
+    let mut ledger = Ledger::default();
+    let mut flow = Flow::new(0);
+    let ep = w.nodes[0].connect(&w.nodes[1]);
+    say(&mut w, &ep, &mut flow, &mut ledger, 5);
+    let device = w.nodes[0].device.clone();
+    let lines = uct_tests::log::lines_of(tracing::Level::WARN, || {
+        for i in 0..10u8 {
+            let other = Gid::from_ip(std::net::Ipv4Addr::new(10, 9, 9, i).into());
+            device.add_gid(other, RoceVersion::V2).unwrap();
+            w.run_for(Duration::from_millis(100));
+            device.remove_gid(other);
+            say(&mut w, &ep, &mut flow, &mut ledger, 5);
+        }
+    });
+    assert!(lines.is_empty(), "{lines:?}");
+    let gid = gid_of(&w, 0);
+    let lines = uct_tests::log::lines_of(tracing::Level::WARN, || {
+        w.settle();
+        device.remove_gid(gid);
+        for _ in 0..50 {
+            w.run_for(Duration::from_millis(20));
+        }
+    });
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].contains(&gid.to_string()) && lines[0].contains("is gone"), "{}", lines[0]);
+    device.add_gid(gid, RoceVersion::V2).unwrap();
+    say(&mut w, &ep, &mut flow, &mut ledger, 5);
+    drop(ep);
+    w.finish();
+}
+
+/// A device leaves the first bytes of the buffer as they were when an IPv4 packet comes. Some held an IPv6 header before: by
+/// that the packet would be for an address of nobody here.
+fn ipv4_is_not_taken_for_what_the_buffer_held_before(mut w: World<Sim>) {
+    let six = |n: u16| Gid::from_ip(std::net::Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, n).into());
+    // The receiver has both kinds of address, and few buffers; its peers have one kind each.
+    let mut c = w.fabric.config();
+    c.gids.push((six(1), RoceVersion::V2));
+    w.fabric.next_config = Some(c);
+    let mut o = options(Duration::MAX);
+    (o.iface.rx_queue_len, o.ud.rx_queue_len_init) = (4, 4);
+    w.add(&o);
+    let mut c = w.fabric.config();
+    c.gids = vec![(six(2), RoceVersion::V2)];
+    w.fabric.next_config = Some(c);
+    w.add(&options(Duration::MAX));
+    w.add(&options(Duration::MAX));
+    let to = w.nodes[0].iface();
+    let mut by_six = ib::addr::DeviceAddr::parse(&to.device_address()).unwrap().0;
+    by_six.link = ib::addr::LinkAddr::Ethernet { gid: six(1), version: ib::addr::AddrVersion::V2 };
+    let (four, ifa) = (to.device_address(), to.iface_address());
+    // Requests by IPv6 come, which cannot be answered from an IPv4 address, and leave their headers in the buffers.
+    let six_params = uct::EpParams::to_iface(&by_six.to_bytes(), &ifa);
+    let b = w.nodes[2].iface().ep(&uct::EpParams::to_iface(&four, &ifa)).unwrap();
+    let (mut flow, mut ledger, mut strangers) = (Flow::new(1), Ledger::default(), Vec::new());
+    for _ in 0..100 {
+        strangers.push(w.nodes[1].iface().ep(&six_params).unwrap());
+        w.run_for(Duration::from_micros(10));
+        flow.send_mixed(&mut w, 2, &b, 3, &mut Rng::new(2));
+    }
+    ledger.await_flow(&mut w, 0, &flow);
+    assert!(w.nodes[0].counter("rx.packets") >= 400, "the requests came");
+    assert_eq!(w.nodes[0].counter("rx.dgid"), 0, "taken for somebody else's");
+    assert_eq!(w.nodes[2].counter("tx.resends"), 0);
+    drop((strangers, b));
     w.finish();
 }

@@ -133,6 +133,7 @@ impl Arena {
         if layout.count == 0 || layout.len == 0 || !layout.align.is_power_of_two() {
             return Err(bad());
         }
+        let front = u32::try_from(layout.front).map_err(|_| bad())?;
         let shift = layout.align_offset.checked_add(layout.front).ok_or_else(bad)?;
         let pad = (layout.align - shift % layout.align) % layout.align;
         let whole = layout.len.checked_add(layout.front).ok_or_else(bad)?;
@@ -148,7 +149,7 @@ impl Arena {
                 let off = pad + i * stride + layout.front;
                 // SAFETY: `off + len <= total`, so the pointer stays inside the block.
                 let ptr = unsafe { arena.block.ptr.add(off) };
-                Buf { ptr, len: layout.len, front: layout.front, index: i as u32, arena: arena.clone() }
+                Buf { ptr, len: layout.len, front, index: i as u32, arena: arena.clone() }
             })
             .collect();
         Ok((arena, bufs))
@@ -165,6 +166,7 @@ impl Arena {
     }
 
     /// The local key, 0 before [`Arena::set_lkey`].
+    #[inline]
     pub fn lkey(&self) -> u32 {
         self.lkey.load(Ordering::Relaxed)
     }
@@ -180,10 +182,13 @@ impl fmt::Debug for Arena {
 pub struct Buf {
     ptr: NonNull<u8>,
     len: usize,
-    front: usize,
+    front: u32,
     index: u32,
     arena: Arc<Arena>,
 }
+
+// Handed from hand to hand for every message.
+const _: () = assert!(size_of::<Option<Buf>>() <= 32);
 
 // SAFETY: M2 and M3: the handle is unique and its bytes belong to nobody else.
 unsafe impl Send for Buf {}
@@ -202,11 +207,13 @@ impl Buf {
     }
 
     /// The local key of the arena.
+    #[inline]
     pub fn lkey(&self) -> u32 {
         self.arena.lkey()
     }
 
     /// The address of the first byte, for work requests.
+    #[inline]
     pub fn addr(&self) -> usize {
         self.ptr.as_ptr() as usize
     }
@@ -214,14 +221,15 @@ impl Buf {
     /// The bytes with the front: `whole_mut()[front_len()]` is the first byte of the buffer proper.
     pub fn whole_mut(&mut self) -> &mut [u8] {
         // SAFETY: M2: the `front` bytes before `ptr` were cut from the block for this buffer alone.
-        let start = unsafe { self.ptr.as_ptr().sub(self.front) };
+        let start = unsafe { self.ptr.as_ptr().sub(self.front as usize) };
         // SAFETY: as in `deref_mut`, over the front as well.
-        unsafe { std::slice::from_raw_parts_mut(start, self.front + self.len) }
+        unsafe { std::slice::from_raw_parts_mut(start, self.front as usize + self.len) }
     }
 
     /// The number of bytes in front of the buffer proper.
+    #[inline]
     pub fn front_len(&self) -> usize {
-        self.front
+        self.front as usize
     }
 
     /// A buffer of its own, unregistered: for tests and for copies that outlive a pool.
@@ -236,6 +244,7 @@ impl Buf {
 
 impl Deref for Buf {
     type Target = [u8];
+    #[inline]
     fn deref(&self) -> &[u8] {
         // SAFETY: M1 to M3: `len` initialised bytes that live as long as `arena`, reached only through this handle.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
@@ -243,6 +252,7 @@ impl Deref for Buf {
 }
 
 impl DerefMut for Buf {
+    #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `deref`, and `&mut self` excludes every other reference.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) }

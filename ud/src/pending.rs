@@ -121,3 +121,6 @@ impl PendingQueues {
         queues.into_iter().flat_map(|(_, q)| q.requests).collect()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -165,12 +165,18 @@ impl Returns {
     }
 
     /// Moves what came home into `free`.
+    #[inline]
     pub(crate) fn drain_into(&self, free: &mut Vec<Buf>) {
         if self.any.load(Ordering::Acquire) {
-            let mut bufs = self.bufs.lock();
-            self.any.store(false, Ordering::Relaxed);
-            free.append(&mut bufs);
+            self.drain_all(free);
         }
+    }
+
+    #[cold]
+    fn drain_all(&self, free: &mut Vec<Buf>) {
+        let mut bufs = self.bufs.lock();
+        self.any.store(false, Ordering::Relaxed);
+        free.append(&mut bufs);
     }
 
     /// From now on buffers are freed instead of kept.
@@ -191,5 +197,129 @@ impl DescPool for Returns {
             bufs.push(buf);
             self.any.store(true, Ordering::Release);
         }
+    }
+}
+
+/// As UCX's `test_mpool` tests its pools, with its names.
+#[cfg(test)]
+mod tests {
+    use ib::{
+        ah::Executor,
+        config::MdConfig,
+        mock::{Call, MockDevice},
+        sim::{SimConfig, SimDevice, SimNet},
+    };
+
+    use super::*;
+
+    type Device = MockDevice<SimDevice>;
+
+    fn domain() -> (Arc<Device>, Arc<Md<Device>>) {
+        let net = SimNet::new(1, Arc::default());
+        let device = MockDevice::new(net.add_device(SimConfig::new("a", std::net::Ipv4Addr::new(10, 0, 0, 1).into())));
+        let clock = Arc::new(uct::time::ManualClock::new(uct::Time::ZERO));
+        let md = Md::new(device.clone(), MdConfig::default(), clock, Executor::Manual);
+        (device, md)
+    }
+
+    fn pool(grow: usize, max: usize) -> Pool {
+        let layout = ArenaLayout { count: 1, len: 100, front: 0, align: 128, align_offset: 0 };
+        Pool::new(layout, Access::LOCAL_WRITE, grow, max)
+    }
+
+    #[test]
+    fn no_allocs() {
+        let (device, _md) = domain();
+        let p = pool(8, 18);
+        assert_eq!((p.total(), p.free_count(), device.calls(Call::RegMr)), (0, 0, 0));
+        drop(p);
+        assert_eq!(device.leaks(), None);
+    }
+
+    /// 18 objects and not one more, aligned, disjoint; for ten rounds the same memory.
+    #[test]
+    fn basic() {
+        let (device, md) = domain();
+        let mut p = pool(8, 18);
+        let mut seen = std::collections::BTreeSet::new();
+        for round in 0..10u8 {
+            let mut bufs: Vec<Buf> = (0..18).map(|_| p.take(&md).unwrap().expect("an object")).collect();
+            assert!(p.take(&md).unwrap().is_none(), "the nineteenth");
+            for b in &mut bufs {
+                assert_eq!((b.addr() % 128, b.len()), (0, 100));
+                seen.insert(b.addr());
+                b.fill(round);
+            }
+            assert!(bufs.iter().all(|b| b.iter().all(|x| *x == round)), "two objects share memory");
+            bufs.into_iter().for_each(|b| p.put(b));
+            assert_eq!((p.total(), p.free_count()), (18, 18));
+        }
+        assert_eq!(seen.len(), 18);
+        drop(p);
+        assert_eq!(device.leaks(), None);
+    }
+
+    /// Chunks of 8, 8 and 2: what is grown at a time, up to the limit.
+    #[test]
+    fn grow_factor1() {
+        let (device, md) = domain();
+        let mut p = pool(8, 18);
+        let mut totals = Vec::new();
+        while let Some(b) = p.take(&md).unwrap() {
+            std::mem::forget(b);
+            if totals.last() != Some(&p.total()) {
+                totals.push(p.total());
+            }
+        }
+        assert_eq!(totals, [8, 16, 18]);
+        assert_eq!(device.calls(Call::RegMr), 3, "one registration for each chunk");
+    }
+
+    #[test]
+    fn grow() {
+        let (device, md) = domain();
+        let mut p = pool(8, 18);
+        p.grow_by(&md, 12).unwrap();
+        assert_eq!((p.total(), p.free_count(), device.calls(Call::RegMr)), (12, 12, 1));
+        p.grow_by(&md, 1000).unwrap();
+        assert_eq!(p.total(), 18, "the limit holds for whoever grows it");
+        p.grow_by(&md, 1).unwrap();
+        assert_eq!(device.calls(Call::RegMr), 2, "at the limit nothing is made");
+    }
+
+    /// A chunk comes from the domain, registered; one that cannot be registered changes nothing, and may come later.
+    #[test]
+    fn custom_alloc() {
+        let (device, md) = domain();
+        let mut p = pool(8, 18);
+        device.fail_next(Call::RegMr, 12);
+        assert!(p.take(&md).is_err());
+        assert_eq!((p.total(), p.free_count()), (0, 0));
+        let b = p.take(&md).unwrap().expect("an object");
+        assert_ne!(b.lkey(), 0);
+        p.put(b);
+        drop(p);
+        assert_eq!((device.calls(Call::RegMr), device.calls(Call::DeregMr), device.leaks()), (2, 1, None));
+    }
+
+    /// Kept descriptors come home from any thread; after the end they are freed.
+    #[test]
+    fn returns() {
+        let (_device, md) = domain();
+        let mut p = pool(8, 18);
+        let home = Returns::new();
+        let bufs: Vec<Buf> = (0..8).map(|_| p.take(&md).unwrap().expect("an object")).collect();
+        std::thread::scope(|s| {
+            for b in bufs {
+                s.spawn(|| home.give_back(b));
+            }
+        });
+        home.drain_into(p.free_mut());
+        assert_eq!(p.free_count(), 8);
+        let b = p.take(&md).unwrap().expect("an object");
+        home.close();
+        home.give_back(b);
+        home.drain_into(p.free_mut());
+        assert_eq!((p.total(), p.free_count()), (8, 7));
     }
 }

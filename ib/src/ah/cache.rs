@@ -1,18 +1,18 @@
 //! [`AhCache`]: the door to the cache.
 
-use std::{fmt, sync::Arc as StdArc};
+use std::{collections::BTreeMap, fmt, sync::Arc as StdArc};
 
 use uct::{Clock, Result, Time};
 
 use super::{
-    AhCacheConfig, AhCacheStats, AhRef, AhWaker, Executor, GetOptions, Grade, Invalidated, PendingAh, TryGet,
+    AhCacheConfig, AhCacheStats, AhPath, AhRef, AhWaker, Executor, GetOptions, Grade, Invalidated, PathHook, PathNews,
+    PendingAh, TryGet,
     errands::Errand,
     shared::{Ask, Miss, Shared},
 };
 use crate::{
     device::{AhAttr, AsyncEvent, Device, GidEntry, VerbsResult},
     sync::{Arc, Condvar, Mutex, Ordering},
-    types::Gid,
 };
 
 /// The address handles of one memory domain. Cloning it makes another handle to the same cache; the last one closes it.
@@ -177,18 +177,22 @@ impl<D: Device> AhCache<D> {
         self.invalidate(ah.attr(), ah.generation(), Grade::Stale)
     }
 
-    /// The GIDs that handles, creations and failures of this cache lead to, sorted: what a watcher of routes and
-    /// neighbours has to watch. Takes time in proportion to the cache.
-    pub fn destinations(&self) -> Vec<Gid> {
-        self.shared.destinations()
+    /// The paths that handles, creations and failures of this cache take, sorted: what a watcher of routes and neighbours
+    /// has to watch. Takes time in proportion to the cache.
+    pub fn paths(&self) -> Vec<AhPath> {
+        self.shared.paths()
     }
 
-    /// Tells that packets to `dgid` go through the neighbour `hop` (a gateway), or directly with `None`, which is what the
-    /// cache assumes: [`AsyncEvent::NeighbourChange`] of `hop` then concerns them. If that is news, the handles that lead
-    /// to `dgid` become stale. [`AhCache::destinations`] forgets routes to where nothing leads
-    /// any more.
-    pub fn set_next_hop(&self, dgid: Gid, hop: Option<Gid>) -> Invalidated {
-        self.shared.set_next_hop(dgid, hop)
+    /// From now on `hook` is told of the path of each creation before the device is asked, so that who watches routes and
+    /// neighbours can be sure to know a path before there is a handle for it. It is called in the thread that creates,
+    /// with no lock held, and must not block. There is one hook; later ones are ignored, and the result says so.
+    pub fn on_creation(&self, hook: PathHook) -> bool {
+        self.shared.creation_hook.set(hook).is_ok()
+    }
+
+    /// Tells what has become of paths; [`PathNews`] says what that does. Takes time in proportion to the cache.
+    pub fn handle_paths(&self, news: &BTreeMap<AhPath, PathNews>) -> Invalidated {
+        self.shared.handle_paths(news)
     }
 
     /// Runs errands and queued creations in this thread until there are none, and returns how many. For [`Executor::Manual`].

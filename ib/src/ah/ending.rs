@@ -189,7 +189,6 @@ impl<D: Device> Shared<D> {
         let entries = st.table.take_all();
         let flights = st.flights.take_all();
         st.failures.clear();
-        st.hops.clear();
         let (mut handles, mut references, mut users) = (0, 0, 0);
         {
             let grave = self.grave.lock();

@@ -20,11 +20,11 @@
 //! - A reference may be dropped anywhere: dropping takes no lock that is held for long and never calls the device.
 //! - Closing gives up the cache's own references; each handle dies with its last holder.
 //!
-//! What [`AhCache::handle_event`] does:
+//! What [`AhCache::handle_event`] does; [`AhCache::handle_paths`] is the same for news of routes and neighbours, by path:
 //!
 //! | event | entries | grade |
 //! |---|---|---|
-//! | neighbour changed | whose next hop it is | stale |
+//! | link address behind a GID changed | that lead to the GID | stale |
 //! | port active or down, SM change, client reregister | of the port | stale |
 //! | GID table changed (read again, also when a port becomes active) | whose local GID is gone or has moved | poisoned |
 //! | LID changed | of the port | poisoned |
@@ -44,6 +44,7 @@ mod errands;
 mod events;
 mod explain;
 mod flight;
+mod path;
 mod shared;
 mod table;
 mod tags;
@@ -66,3 +67,4 @@ pub use config::{
 };
 pub use entry::AhRef;
 pub use flight::PendingAh;
+pub use path::{AhPath, PathHook, PathNews};

@@ -7,13 +7,14 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    sync::OnceLock,
     time::Duration,
 };
 
 use uct::{Clock, Time};
 
 use super::{
-    AhCacheConfig, AhCacheStats, AhRef, AhTtl, AhWaker, Executor, Origin,
+    AhCacheConfig, AhCacheStats, AhPath, AhRef, AhTtl, AhWaker, Executor, Origin, PathHook,
     entry::{Entry, Status},
     errands::Errand,
     explain,
@@ -24,7 +25,6 @@ use super::{
 use crate::{
     device::{AhAttr, Device, GidEntry, VerbsError, VerbsResult},
     sync::{Arc, AtomicU64, Condvar, Mutex, MutexGuard, Ordering},
-    types::Gid,
 };
 
 /// Buckets looked at when an entry is added to a table above its bound: small tables are swept whole.
@@ -82,8 +82,6 @@ pub(super) struct State<D: Device> {
     pub(super) flights: Flights<D>,
     pub(super) failures: Failures,
     pub(super) strays: BTreeMap<u64, Stray>,
-    /// Next hops of destinations that are reached through a gateway, as far as anybody told.
-    pub(super) hops: BTreeMap<Gid, Gid>,
     /// The GID tables last read, by port; `None` after a failed read.
     pub(super) gids: BTreeMap<u8, Option<Vec<GidEntry>>>,
     pub(super) tags: Tags,
@@ -146,6 +144,8 @@ pub(super) struct Shared<D: Device> {
     pub(super) reaping: Mutex<()>,
     /// Signalled when the domain's thread has something to do. Goes with `grave`.
     pub(super) domain_wake: Condvar,
+    /// See [`AhCache::on_creation`](super::AhCache::on_creation).
+    pub(super) creation_hook: OnceLock<PathHook>,
     /// Held while an errand is run. The other locks may be taken inside it.
     pub(super) running_errand: Mutex<()>,
     /// GID tables that were read on an errand.
@@ -174,7 +174,6 @@ impl<D: Device> Shared<D> {
                 flights: Flights::new(),
                 failures: Failures::new(),
                 strays: BTreeMap::new(),
-                hops: BTreeMap::new(),
                 gids,
                 tags: Tags::default(),
                 stats: AhCacheStats::default(),
@@ -189,6 +188,7 @@ impl<D: Device> Shared<D> {
             grave: Mutex::new(Grave { dead: Vec::new(), errands: VecDeque::new(), kicked: false }),
             reaping: Mutex::new(()),
             domain_wake: Condvar::new(),
+            creation_hook: OnceLock::new(),
             running_errand: Mutex::new(()),
             tables_read: AtomicU64::new(0),
             device,
@@ -374,6 +374,9 @@ impl<D: Device> Shared<D> {
             guard.creating += 1;
             let destroyed = guard.stats.destroyed;
             drop(guard);
+            if let (Some(hook), Some(path)) = (this.creation_hook.get(), AhPath::of(&attr)) {
+                hook(&path);
+            }
             let result = this.create(&attr, destroyed);
             if let Some(outcome) = Self::land(this, generation, &attr, result) {
                 return outcome;

@@ -120,6 +120,11 @@ impl RdmaDevice {
         &self.name
     }
 
+    /// True if there is a port whose address handles hold link addresses.
+    pub(super) fn has_ethernet(&self) -> bool {
+        self.link.contains(&LinkLayer::Ethernet)
+    }
+
     pub(super) fn pd(&self) -> &Arc<Pd> {
         &self.pd
     }

@@ -6,9 +6,12 @@
 
 use std::{
     ffi::{CStr, CString, c_void},
+    io,
     mem::{offset_of, size_of, transmute},
+    os::fd::RawFd,
     ptr::NonNull,
     sync::OnceLock,
+    time::Duration,
 };
 
 use rdma_sys::{
@@ -52,7 +55,7 @@ zero!(
 
 /// The errno of this thread.
 pub(super) fn last_errno() -> i32 {
-    std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+    io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
 }
 
 /// Milliseconds of a clock that is coarse (a few of them) and read without a system call.
@@ -178,6 +181,21 @@ pub(super) fn netdev_index(name: &str) -> u32 {
     let Ok(name) = CString::new(name) else { return 0 };
     // SAFETY: a string that ends in a zero byte.
     unsafe { libc::if_nametoindex(name.as_ptr()) }
+}
+
+/// Waits until one of the fds is readable, or in an error that reading tells of; no longer than `timeout`.
+pub(super) fn wait_readable(fds: &[RawFd], timeout: Option<Duration>) -> io::Result<()> {
+    let mut polled: Vec<_> = fds.iter().map(|&fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }).collect();
+    let millis = timeout.map_or(-1, |t| i32::try_from(t.as_millis()).unwrap_or(i32::MAX));
+    // SAFETY: as many structures as are told.
+    match unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, millis) } {
+        0.. => Ok(()),
+        // A signal: the caller looks and waits again.
+        _ => match io::Error::last_os_error() {
+            e if e.kind() == io::ErrorKind::Interrupted => Ok(()),
+            e => Err(e),
+        },
+    }
 }
 
 /// The bytes of a GID.

@@ -1,6 +1,6 @@
 //! Writing and reading the 40 bytes in front of a UD payload.
 //!
-//! With IPv4 the first 20 bytes are undefined (zero here) and the last 20 hold the IPv4 header, with a header checksum
+//! With IPv4 the first 20 bytes are undefined (left as they were, as hardware does it) and the last 20 hold the IPv4 header, with a header checksum
 //! that is right: it is by this checksum that libibverbs tells IPv4 from IPv6. With IPv6 all 40 hold the IPv6 header, with
 //! next header 17 as the kernel's soft-RoCE shows it.
 
@@ -69,7 +69,6 @@ impl Grh<'_> {
         match *self {
             Grh::Bytes(b) => *out = *b,
             Grh::V4 { src, dst, tos, ttl, id, udp_len } => {
-                out[..20].fill(0);
                 let h = &mut out[20..];
                 h[0] = 0x45;
                 h[1] = tos;
@@ -127,7 +126,7 @@ mod tests {
         let (src, dst) = (Gid::from_ip(a), Gid::from_ip(b));
         let mut g = [0xee; GRH_LEN];
         Grh::between(src, dst, 36).write(&mut g);
-        assert_eq!(g[..20], [0; 20]);
+        assert_eq!(g[..20], [0xee; 20], "left as they were");
         assert_eq!(g[22..24], [0, 56]);
         assert_eq!(gids(&g), Some((src, dst)));
         g[29] ^= 1;

@@ -145,7 +145,7 @@ impl WorkerShared {
     }
 
     fn run_deferred(&self) -> usize {
-        if !self.has_deferred.swap(false, Ordering::Acquire) {
+        if !self.has_deferred.load(Ordering::Relaxed) || !self.has_deferred.swap(false, Ordering::Acquire) {
             return 0;
         }
         let batch = std::mem::take(&mut *self.deferred.lock());
@@ -335,30 +335,4 @@ impl fmt::Debug for Worker {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::{
-        panic::{AssertUnwindSafe, catch_unwind},
-        sync::atomic::AtomicUsize,
-    };
-
-    use super::*;
-    use crate::time::ManualClock;
-
-    #[test]
-    fn deferred_work_survives_a_panic_before_it() {
-        let w = Worker::new(WorkerParams::manual(Arc::new(ManualClock::new(Time::ZERO)))).unwrap();
-        let order = Arc::new(AtomicUsize::new(0));
-        let append = |n: usize| {
-            let o = order.clone();
-            w.shared().defer(Box::new(move || o.store(o.load(Ordering::Relaxed) * 10 + n, Ordering::Relaxed)));
-        };
-        append(1);
-        w.shared().defer(Box::new(|| panic!("expected")));
-        append(2);
-        append(3);
-        assert!(catch_unwind(AssertUnwindSafe(|| w.progress())).is_err());
-        append(4);
-        assert_eq!(w.progress(), 3);
-        assert_eq!((order.load(Ordering::Relaxed), w.progress()), (1234, 0));
-    }
-}
+mod tests;

@@ -145,7 +145,7 @@ fn grh_shows_the_ip_header() {
     let g = golden();
     let mut grh = [0x55; GRH_LEN];
     g[1].flow.grh(g[1].frame.len(), g[1].id).write(&mut grh);
-    assert_eq!(grh[..20], [0; 20]);
+    assert_eq!(grh[..20], [0x55; 20], "left as they were");
     assert_eq!(grh[20..30], hex("4500 0034 cce3 4000 4011"));
     assert_eq!(grh[32..], hex("0a4d0001 0a4d0002"));
     let gid = |ip: &str| Gid::from_ip(ip.parse().unwrap());

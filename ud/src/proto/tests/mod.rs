@@ -8,6 +8,7 @@ mod hazards;
 mod hostile;
 mod loss;
 mod net;
+mod parity;
 mod regressions;
 mod silence;
 mod violence;
