@@ -36,10 +36,10 @@ pub struct Md<D: Device> {
     events: AtomicU64,
     /// A fatal event has come.
     lost: AtomicBool,
-    /// Ports as they were when somebody last had reason to look.
-    ports: Arc<Mutex<BTreeMap<u8, VerbsResult<PortAttr>>>>,
     /// See [`Md::keep`].
     kept: OnceLock<Box<dyn Any + Send + Sync>>,
+    /// Ports as they were when somebody last had reason to look.
+    ports: Arc<Mutex<BTreeMap<u8, VerbsResult<PortAttr>>>>,
     born: Birth,
 }
 
@@ -60,8 +60,8 @@ impl<D: Device> Md<D> {
             clock,
             events: AtomicU64::new(0),
             lost: AtomicBool::new(false),
-            ports: Arc::default(),
             kept: OnceLock::new(),
+            ports: Arc::default(),
             born: Birth::here(),
         })
     }
@@ -127,6 +127,13 @@ impl<D: Device> Md<D> {
         Err(Error::new(ErrorKind::NoDevice, text).scoped(Scope::Device))
     }
 
+    /// Keeps `guard` until the domain is dropped: what has to end with it, such as a watcher of its address handles. There
+    /// is one; a second one is dropped at once.
+    pub fn keep(&self, guard: Box<dyn Any + Send + Sync>) {
+        // It comes back in the error.
+        let _ = self.kept.set(guard);
+    }
+
     /// Asks the device how a port is, in the background where that may sleep, for [`Md::port_trouble`].
     pub fn look_at_port(&self, port: u8) {
         let (device, ports) = (self.device.clone(), self.ports.clone());
@@ -154,13 +161,6 @@ impl<D: Device> Md<D> {
             Ok(_) => None,
             Err(e) => Some(format!("port {port}: {e}")),
         }
-    }
-
-    /// Keeps `guard` until the domain is dropped: what has to end with it, such as a watcher of its address handles. There
-    /// is one; a second one is dropped at once.
-    pub fn keep(&self, guard: Box<dyn Any + Send + Sync>) {
-        // It comes back in the error.
-        let _ = self.kept.set(guard);
     }
 
     /// Makes buffers and registers them as one region.

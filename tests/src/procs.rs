@@ -4,7 +4,7 @@ use std::{
     io::{BufRead, BufReader, Read, Write},
     process::{Child, ChildStdin, Command, ExitStatus, Stdio},
     sync::mpsc::{Receiver, channel},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 /// An answer that takes longer will not come.
@@ -103,29 +103,18 @@ impl Peer {
         self.answer()
     }
 
-    /// Connects it to another.
-    pub fn connect(&mut self, to: &Peer) -> String {
-        self.ask(&format!("connect {}", to.addr))
-    }
-
-    /// The value of a counter of its interface or domain.
+    /// The value of a counter of its interface or memory domain.
     ///
     /// # Panics
-    /// If there is none of this name.
+    /// If there is none of that name.
     pub fn counter(&mut self, name: &str) -> u64 {
         let said = self.ask(&format!("counter {name}"));
         said.strip_prefix("counter ").and_then(|n| n.parse().ok()).expect("a number")
     }
 
-    /// Asks until a counter has this value.
-    ///
-    /// # Panics
-    /// If that takes too long.
-    pub fn until(&mut self, name: &str, value: u64) {
-        let end = Instant::now() + PATIENCE;
-        while self.counter(name) != value {
-            assert!(Instant::now() < end, "{name} is {}, not {value}", self.counter(name));
-        }
+    /// Connects it to another.
+    pub fn connect(&mut self, to: &Peer) -> String {
+        self.ask(&format!("connect {}", to.addr))
     }
 
     /// Sends it a signal, by name.

@@ -654,6 +654,42 @@ fn a_fatal_event_is_told_to_every_endpoint_once_and_at_once() {
 }
 
 #[test]
+fn a_failure_in_every_round_is_not_a_line_in_every_round() {
+    let (mut w, device) = world("a_failure_in_every_round_is_not_a_line_in_every_round");
+    let mut o = quick();
+    o.record = false;
+    let i = w.add_on(device.clone(), &o);
+    let kept: Arc<Mutex<Vec<uct::AmDesc>>> = Arc::default();
+    let k = kept.clone();
+    w.nodes[i].iface().on_am(ID, move |m| k.lock().push(m.into_owned())).expect("a handler");
+    let ep = w.nodes[0].connect(&w.nodes[i]);
+    w.send(|| ep.am_short(ID, 0, b""));
+    w.settle();
+    // Every message is kept, and there is no memory for another buffer: each round wants some.
+    device.fail_always(Call::RegMr, Some(ENOMEM));
+    let lines = uct_tests::log::lines_of(tracing::Level::WARN, || {
+        for k in 0..1_000_000 {
+            if w.nodes[i].counter("rx.no_memory") >= 200 {
+                break;
+            }
+            let _ = ep.am_short(ID, k, b"");
+            w.step();
+        }
+    });
+    assert!(w.nodes[i].counter("rx.no_memory") >= 200, "{}", w.nodes[i].counter("rx.no_memory"));
+    assert!((1..=9).contains(&lines.len()), "{} lines", lines.len());
+    assert!(lines[0].contains("reg_mr") && lines[0].contains("ulimit -l"), "{}", lines[0]);
+    device.clear_scripts();
+    kept.lock().clear();
+    w.send(|| ep.am_short(ID, 7, b""));
+    w.run_until("with memory it goes on", |_| kept.lock().iter().any(|d| d.data() == 7u64.to_ne_bytes()));
+    kept.lock().clear();
+    w.settle();
+    drop(ep);
+    assert_clean(w, &device, "after all");
+}
+
+#[test]
 fn what_an_interface_cannot_be_opened_on_is_named() {
     type Break<'a> = &'a dyn Fn(&Device, &mut NodeOptions);
     let cases: [(Break<'_>, ErrorKind, &[&str]); 6] = [
@@ -726,40 +762,4 @@ fn a_port_that_is_down_or_has_shrunk_explains_the_silence() {
             assert_clean(w, &device, &text);
         }
     }
-}
-
-#[test]
-fn a_failure_in_every_round_is_not_a_line_in_every_round() {
-    let (mut w, device) = world("a_failure_in_every_round_is_not_a_line_in_every_round");
-    let mut o = quick();
-    o.record = false;
-    let i = w.add_on(device.clone(), &o);
-    let kept: Arc<Mutex<Vec<uct::AmDesc>>> = Arc::default();
-    let k = kept.clone();
-    w.nodes[i].iface().on_am(ID, move |m| k.lock().push(m.into_owned())).expect("a handler");
-    let ep = w.nodes[0].connect(&w.nodes[i]);
-    w.send(|| ep.am_short(ID, 0, b""));
-    w.settle();
-    // Every message is kept, and there is no memory for another buffer: each round wants some.
-    device.fail_always(Call::RegMr, Some(ENOMEM));
-    let lines = uct_tests::log::lines_of(tracing::Level::WARN, || {
-        for k in 0..1_000_000 {
-            if w.nodes[i].counter("rx.no_memory") >= 200 {
-                break;
-            }
-            let _ = ep.am_short(ID, k, b"");
-            w.step();
-        }
-    });
-    assert!(w.nodes[i].counter("rx.no_memory") >= 200, "{}", w.nodes[i].counter("rx.no_memory"));
-    assert!((1..=9).contains(&lines.len()), "{} lines", lines.len());
-    assert!(lines[0].contains("reg_mr") && lines[0].contains("ulimit -l"), "{}", lines[0]);
-    device.clear_scripts();
-    kept.lock().clear();
-    w.send(|| ep.am_short(ID, 7, b""));
-    w.run_until("with memory it goes on", |_| kept.lock().iter().any(|d| d.data() == 7u64.to_ne_bytes()));
-    kept.lock().clear();
-    w.settle();
-    drop(ep);
-    assert_clean(w, &device, "after all");
 }

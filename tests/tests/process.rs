@@ -159,8 +159,10 @@ fn child_that_uses_everything_is_refused_and_leaves_the_parent_unharmed() {
 /// The soft device pins nothing, and nobody guesses by the limit what would be possible. (UCX: test_md_memlock_limit.)
 #[test]
 fn md_open_with_no_lockable_memory() {
-    let wrap = ["sh", "-c", "ulimit -l 0 && exec \"$0\""];
-    let limited = || Peer::start(env!("CARGO_BIN_EXE_peer"), &wrap, &[]).expect("a peer");
+    let limited = || {
+        let wrap = ["sh", "-c", "ulimit -l 0 && exec \"$0\""];
+        Peer::start(env!("CARGO_BIN_EXE_peer"), &wrap, &[]).expect("a peer")
+    };
     let (mut a, mut b) = (limited(), limited());
     assert_eq!(a.connect(&b), "ep 0");
     assert_eq!(a.ask("send 0 1000"), "sent 1000");
@@ -202,9 +204,8 @@ mod rdma {
             println!("{test}: skipped: runs under ci/soft-roce only");
             return None;
         }
-        let there = ["ip", "netns", "exec", "soft"];
         let settings = [("UCX_SOFT_ADDR", PEER), ("UCX_SOFT_PORT", "4791")];
-        let b = Peer::start(env!("CARGO_BIN_EXE_peer"), &there, &settings).expect("a peer");
+        let b = Peer::start(env!("CARGO_BIN_EXE_peer"), &["ip", "netns", "exec", "soft"], &settings).expect("a peer");
         Some((peer(&[("PEER_DEVICE", "rxe0"), ("UCX_UD_TIMEOUT", "3s")]), b))
     }
 
@@ -212,6 +213,13 @@ mod rdma {
         let mut words = line.split(' ');
         let status = Command::new(words.next().expect("a word")).args(words).status();
         assert!(status.expect("it runs").success(), "{line}");
+    }
+
+    fn until(a: &mut Peer, name: &str, value: u64) {
+        let end = Instant::now() + PATIENCE;
+        while a.counter(name) != value {
+            assert!(Instant::now() < end, "{name} is {}, not {value}", a.counter(name));
+        }
     }
 
     #[test]
@@ -224,7 +232,7 @@ mod rdma {
         assert_eq!((a.counter("ah.created"), a.counter("ah.invalidated")), (1, 0));
         run("ip netns exec soft ip link set v1 address 02:00:00:00:78:01");
         run(&format!("ip neigh replace {PEER} lladdr 02:00:00:00:78:01 dev v0 nud reachable"));
-        a.until("ah.invalidated", 1);
+        until(&mut a, "ah.invalidated", 1);
         assert_eq!(a.ask("send 0 100"), "sent 100");
         assert_eq!(b.ask("expect 200"), "got 200");
         assert_eq!(a.ask("flush"), "flushed");
@@ -250,7 +258,7 @@ mod rdma {
         run(&format!("ip netns exec soft ip addr del {PEER}/24 dev v1"));
         // What the kernel finds out by itself within a minute.
         run(&format!("ip neigh flush to {PEER} dev v0"));
-        a.until("ah.invalidated", 1);
+        until(&mut a, "ah.invalidated", 1);
         let began = Instant::now();
         let said = a.ask("send 0 100000");
         println!("after {:?}: {said}", began.elapsed());

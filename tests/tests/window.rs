@@ -142,8 +142,8 @@ fn basic_tx<F: Hooks>(w: World<F>) {
 fn duplex_tx<F: Hooks>(w: World<F>) {
     let (mut w, eps, sent) = wide(w);
     for i in 0..5 {
-        for from in 0..2 {
-            eps[from].am_short(ID, i, b"").unwrap();
+        for (from, ep) in eps.iter().enumerate() {
+            ep.am_short(ID, i, b"").unwrap();
             w.run_until("it arrives", |w| w.nodes[1 - from].inbox.lock().len() as u64 == i + 1);
         }
     }

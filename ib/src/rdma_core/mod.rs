@@ -15,8 +15,8 @@
 //! - After a fatal event every call fails with `EIO`, destroying included; what was held is given back all the same. That the
 //!   device is being removed counts as one, also if its driver does not tell: who removes it may be waiting for us.
 //!
-//! Where `unsafe` is: `ffi` (what the bindings lack), `handles` (owners of verbs objects), `removal` (a socket)
-//! and the two calls of the data path in `post` and `qp`. Everything that only converts values is safe code and tested without a device.
+//! Where `unsafe` is: `ffi` (what the bindings lack), `handles` (owners of verbs objects), `removal` (a socket) and the two
+//! calls of the data path in `post` and `qp`. Everything that only converts values is safe code and tested without a device.
 
 mod attr;
 mod device;

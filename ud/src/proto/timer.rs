@@ -104,10 +104,12 @@ impl RunClock {
     }
 }
 
-/// How long an endpoint may be silent, and linger, in nanoseconds, and what silence is.
+/// How long an endpoint may be silent, and linger.
 #[derive(Copy, Clone)]
 pub(super) struct TimeLimits {
+    /// Nanoseconds.
     pub(super) timeout: u64,
+    /// Nanoseconds.
     pub(super) linger: u64,
     /// See [`Engine::count_answers`].
     pub(super) answers_count: bool,
