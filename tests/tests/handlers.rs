@@ -289,7 +289,7 @@ fn no_rx_buffs<F: Hooks>(mut w: World<F>) {
     assert_eq!(w.nodes[1].counter("rx.buffers"), 1024, "not one more");
     assert!((1000..=1024).contains(&kept.lock().len()), "{} kept", kept.lock().len());
     assert!(matches!(ep.am_short(ID, next, b""), Err(SendError::NoResource)));
-    let mut read = 0;
+    let mut read = 0u64;
     let end = next + 500;
     w.run_until("all arrive", |_| {
         while next < end && ep.am_short(ID, next, b"").is_ok() {

@@ -67,7 +67,7 @@ mod rdma {
                 .iter()
                 .map(|g| {
                     // `enum ibv_gid_type`.
-                    let version = match g.gid_type as u32 {
+                    let version = match g.gid_type {
                         0 => "IB",
                         1 => "1",
                         2 => "2",
