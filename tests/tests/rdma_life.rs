@@ -179,7 +179,7 @@ mod rdma {
     #[test]
     fn mtu_that_shrinks_under_an_open_interface() {
         let Some(rig) = Rig::get("mtu_that_shrinks_under_an_open_interface") else { return };
-        let (mut a, mut b) = (rig.near(&[("UCX_UD_TIMEOUT", "8s")]), rig.far(&[]));
+        let (mut a, mut b) = (rig.near(&[("UCX_UD_TIMEOUT", "20s")]), rig.far(&[]));
         pair(&mut a, &mut b);
         assert_eq!(a.ask("long 0 10 4000"), "sent 10");
         assert_eq!(b.ask("expect 11"), "got 11");
