@@ -53,7 +53,7 @@ impl Answer {
 /// Everything in backquotes that is a test: `path.rs::name`.
 fn named_tests(cell: &str) -> Result<Vec<(String, String)>, String> {
     let parts: Vec<&str> = cell.split('`').collect();
-    if parts.len() % 2 == 0 {
+    if parts.len().is_multiple_of(2) {
         return Err("a backquote is not closed".into());
     }
     let mut out = Vec::new();
