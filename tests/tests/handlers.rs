@@ -296,7 +296,7 @@ fn no_rx_buffs<F: Hooks>(mut w: World<F>) {
             next += 1;
         }
         for d in kept.lock().drain(..) {
-            assert_eq!(d.data(), (read as u64).to_ne_bytes());
+            assert_eq!(d.data(), u64::to_ne_bytes(read));
             read += 1;
         }
         read == end

@@ -68,6 +68,20 @@ pub struct RdmaDevice {
     dead: AtomicBool,
 }
 
+/// Why a device cannot be opened. Out of memory has two meanings: that of the device, which holds so many processes, and that
+/// of this process, which may lock so much.
+pub(super) fn open_error(name: &str, e: &VerbsError) -> Error {
+    let hint = match (e.call, e.errno) {
+        ("open_device", libc::ENOMEM) => {
+            "; this is a limit of the device, not of locked memory: dmesg says which. Each process that has it open takes a \
+             place: end some"
+                .to_string()
+        }
+        _ => crate::md::memlock_hint(e),
+    };
+    Error::new(ErrorKind::NoDevice, format!("{name}: {} failed{hint}", e.call)).with_errno(e.errno)
+}
+
 impl RdmaDevice {
     /// Opens the device of this name.
     ///
@@ -79,8 +93,7 @@ impl RdmaDevice {
         {
             return Err(Error::new(ErrorKind::NoDevice, format!("{name}: {why}")));
         }
-        Self::try_open(name)
-            .map_err(|e| Error::new(ErrorKind::NoDevice, format!("{name}: {} failed", e.call)).with_errno(e.errno))
+        Self::try_open(name).map_err(|e| open_error(name, &e))
     }
 
     fn try_open(name: &str) -> VerbsResult<Arc<RdmaDevice>> {

@@ -79,18 +79,36 @@ fn text(chars: &[libc::c_char]) -> String {
 }
 
 /// Lets registered memory survive a fork, if so wanted. It must come before anything is registered; only the first call
-/// in a process counts.
+/// in a process counts, and warns if it was tried in vain.
 ///
 /// # Errors
 /// `Unsupported` if it was demanded and failed.
 pub fn init_fork(wanted: Ternary) -> Result<()> {
     static DONE: OnceLock<VerbsResult<()>> = OnceLock::new();
+    init_fork_once(&DONE, wanted, || {
+        // SAFETY: a call without arguments.
+        check("fork_init", unsafe { rdma_sys::ibv_fork_init() })
+    })
+}
+
+/// [`init_fork`] by `call`, whose result is kept in `done`.
+pub(super) fn init_fork_once(
+    done: &OnceLock<VerbsResult<()>>,
+    wanted: Ternary,
+    call: impl FnOnce() -> VerbsResult<()>,
+) -> Result<()> {
     if wanted == Ternary::No {
         return Ok(());
     }
-    let done = DONE.get_or_init(|| {
-        // SAFETY: a call without arguments.
-        check("fork_init", unsafe { rdma_sys::ibv_fork_init() })
+    let done = done.get_or_init(|| {
+        let result = call();
+        if let (Err(e), Ternary::Try) = (&result, wanted) {
+            tracing::warn!(
+                "registered memory is not safe for a fork: {e}; a child must not touch it. UCX_IB_FORK_INIT=n says that \
+                 nobody forks"
+            );
+        }
+        result
     });
     match (done, wanted) {
         (Err(e), Ternary::Yes) => Err(Error::new(
@@ -99,11 +117,7 @@ pub fn init_fork(wanted: Ternary) -> Result<()> {
              devices before any other user of libibverbs registers memory",
         )
         .with_errno(e.errno)),
-        (Err(e), _) => {
-            tracing::debug!("registered memory is not safe for a fork: {e}");
-            Ok(())
-        }
-        (Ok(()), _) => Ok(()),
+        _ => Ok(()),
     }
 }
 
