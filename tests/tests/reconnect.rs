@@ -281,6 +281,7 @@ fn poisoned_handles_are_swapped_before_the_next_send(mut w: World<Sim>) {
     say(&mut w, &ep, &mut flow, &mut ledger, 50);
     assert_eq!(w.nodes[0].counter("qp.resets"), 0);
     assert_eq!(w.nodes[0].counter("ah.re_resolved"), 1);
+    drop(ep);
     w.finish();
 }
 
@@ -331,6 +332,7 @@ fn queue_pair_is_reset_and_goes_on(mut w: World<Sim>) {
     assert_eq!(w.total("ep.failures"), 0);
     w.settle();
     w.buffers_come_home();
+    drop(ep);
     w.finish();
 }
 

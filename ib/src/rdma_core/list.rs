@@ -90,38 +90,58 @@ fn text(chars: &[libc::c_char]) -> String {
 /// # Errors
 /// `Unsupported` if it was demanded and failed.
 pub fn init_fork(wanted: Ternary) -> Result<()> {
-    static DONE: OnceLock<VerbsResult<()>> = OnceLock::new();
-    static WARNED: AtomicBool = AtomicBool::new(false);
-    if wanted == Ternary::No {
-        if ffi::fork_needs_care() && !WARNED.swap(true, Ordering::Relaxed) {
-            tracing::warn!(
-                "UCX_IB_FORK_INIT=n, and this kernel does not copy registered memory when a process forks: a fork, also one \
-                 that starts another program, may send what is written afterwards to nowhere"
-            );
-        }
-        return Ok(());
-    }
-    let done = DONE.get_or_init(|| {
+    static FORK: ForkInit = ForkInit::new();
+    FORK.init(wanted, ffi::fork_needs_care, || {
         // SAFETY: a call without arguments.
         check("fork_init", unsafe { rdma_sys::ibv_fork_init() })
-    });
-    match (done, wanted) {
-        (Err(e), Ternary::Yes) => Err(Error::new(
-            ErrorKind::Unsupported,
-            "UCX_IB_FORK_INIT=y: libibverbs cannot make registered memory safe for a fork; set it to try or n, or open \
-             devices before any other user of libibverbs registers memory",
-        )
-        .with_errno(e.errno)),
-        (Err(e), _) => {
-            if !WARNED.swap(true, Ordering::Relaxed) {
+    })
+}
+
+/// What came of the one call of a process, and whether it was warned of.
+pub(super) struct ForkInit {
+    done: OnceLock<VerbsResult<()>>,
+    warned: AtomicBool,
+}
+
+impl ForkInit {
+    pub(super) const fn new() -> Self {
+        ForkInit { done: OnceLock::new(), warned: AtomicBool::new(false) }
+    }
+
+    /// [`init_fork`], with what it asks of kernel and library.
+    pub(super) fn init(
+        &self,
+        wanted: Ternary,
+        needs_care: impl FnOnce() -> bool,
+        call: impl FnOnce() -> VerbsResult<()>,
+    ) -> Result<()> {
+        if wanted == Ternary::No {
+            if needs_care() && !self.warned.swap(true, Ordering::Relaxed) {
                 tracing::warn!(
-                    "registered memory is not safe for a fork ({e}): open devices before any other user of libibverbs \
-                     registers memory, or do not fork"
+                    "UCX_IB_FORK_INIT=n, and this kernel does not copy registered memory when a process forks: a fork, also \
+                     one that starts another program, may send what is written afterwards to nowhere"
                 );
             }
-            Ok(())
+            return Ok(());
         }
-        (Ok(()), _) => Ok(()),
+        match (self.done.get_or_init(call), wanted) {
+            (Err(e), Ternary::Yes) => Err(Error::new(
+                ErrorKind::Unsupported,
+                "UCX_IB_FORK_INIT=y: libibverbs cannot make registered memory safe for a fork; set it to try or n, or open \
+                 devices before any other user of libibverbs registers memory",
+            )
+            .with_errno(e.errno)),
+            (Err(e), _) => {
+                if !self.warned.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(
+                        "registered memory is not safe for a fork ({e}): open devices before any other user of libibverbs \
+                         registers memory, or do not fork"
+                    );
+                }
+                Ok(())
+            }
+            (Ok(()), _) => Ok(()),
+        }
     }
 }
 
