@@ -57,7 +57,7 @@ impl Component for IbComponent {
     }
 }
 
-fn domain<D: Device>(device: Arc<D>, config: MdConfig) -> Arc<dyn MemoryDomain> {
+fn domain<D: Device>(device: Arc<D>, config: MdConfig) -> Arc<Md<D>> {
     let executor = Executor::Threads { helpers: AH_HELPERS };
     Md::new(device, config, Arc::new(MonotonicClock::new()), executor)
 }
@@ -77,7 +77,9 @@ mod verbs {
 
     pub(super) fn open(name: &str, config: MdConfig) -> Result<Arc<dyn MemoryDomain>> {
         rdma_core::init_fork(config.fork_init)?;
-        Ok(domain(RdmaDevice::open(name)?, config))
+        let md = domain(RdmaDevice::open(name)?, config);
+        rdma_core::watch(&md);
+        Ok(md)
     }
 }
 

@@ -103,7 +103,8 @@ pub struct DeviceAttr {
     pub port_count: u8,
     /// The largest number of address handles, 0 if unlimited.
     pub ah_max: usize,
-    /// True if `create_ah` may sleep (kernel address resolution): it then runs on a helper thread.
+    /// True if `create_ah` may sleep (kernel address resolution): it then runs on a helper thread. Of such devices it is also
+    /// assumed that reading a GID table and registering memory may sleep, which no progress path then does.
     pub ah_create_sleeps: bool,
     /// What peers of this library must know, appended to the packed device address; `None` for devices that a UCX peer
     /// sees as they are.
@@ -216,6 +217,15 @@ pub struct QpInit {
     pub send_sge: u32,
     /// Inline bytes wanted.
     pub inline_len: u32,
+}
+
+/// What queue pairs of a device can have; 0 where it does not tell. For messages: what is asked for is tried all the same.
+#[derive(Copy, Clone, PartialEq, Eq, Debug, Default)]
+pub struct QueueLimits {
+    /// Work requests in one queue.
+    pub depth: u32,
+    /// Queue pairs on the device, of all its users.
+    pub qps: u32,
 }
 
 /// What the caller got.
@@ -421,6 +431,11 @@ pub trait Device: Send + Sync + 'static {
     /// `EINVAL`: a limit is exceeded or the port does not exist. `ENOMEM`: out of queue pairs or memory.
     fn create_ud_qp(self: &Arc<Self>, init: &QpInit) -> VerbsResult<Self::UdQp>;
 
+    /// What queue pairs can have.
+    fn queue_limits(&self) -> QueueLimits {
+        QueueLimits::default()
+    }
+
     /// The next async event, if there is one. Never blocks.
     fn poll_async_event(&self) -> Option<AsyncEvent>;
 }
@@ -453,6 +468,17 @@ pub trait UdQp: Send + 'static {
     /// `ENOMEM`: the send queue is full (the caller counts credits, so this is its bug). `EINVAL`: too many elements, or
     /// inline data above the limit; nothing was posted.
     fn post_send(&mut self, wr: &SendWr<'_, Self::Ah>) -> VerbsResult<()>;
+
+    /// [`UdQp::post_send`] and [`UdQp::ring`] in one.
+    ///
+    /// # Errors
+    /// Those of [`UdQp::post_send`].
+    #[inline]
+    fn post_send_now(&mut self, wr: &SendWr<'_, Self::Ah>) -> VerbsResult<()> {
+        self.post_send(wr)?;
+        self.ring();
+        Ok(())
+    }
 
     /// Lets everything that was posted leave.
     fn ring(&mut self);

@@ -10,6 +10,7 @@ pub mod component;
 pub mod config;
 pub mod device;
 pub mod gid;
+pub mod growth;
 pub mod md;
 pub mod mock;
 #[cfg(feature = "rdma-core")]

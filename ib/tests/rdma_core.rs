@@ -470,8 +470,9 @@ fn address_handles_say_what_is_wrong() {
         let e = dev.create_ah(&AhAttr { port: 99, ..attr_to(dev, port, own, own) }).unwrap_err();
         assert_eq!(e.errno, libc::EINVAL);
         if dev.query_port(port).unwrap().link_layer == LinkLayer::Ethernet {
+            // The kernel's word: it depends on the IP version of the own GID.
             let e = dev.create_ah(&attr_to(dev, port, own, Gid::ZERO)).unwrap_err();
-            assert_eq!(e.errno, libc::EINVAL);
+            assert!([libc::EINVAL, libc::ENETUNREACH].contains(&e.errno), "{e}");
         }
     });
 }

@@ -1,46 +1,100 @@
-//! One process, two interfaces on the soft device, `n` short messages one after the other: for counting instructions.
+//! One process, one interface, an endpoint to itself, short messages one after the other: for counting instructions.
 //!
-//! `valgrind --tool=callgrind target/release/examples/icount N` with two values of N (and the name of another device); the difference, divided by the
-//! difference in N, is what one message costs in user space, sender and receiver together, system calls' entry included.
+//! `ci/icount` runs it under callgrind, which cuts its counts at each call of [`mark`]: between the second and the third
+//! there are exactly `--count` messages, sent and received, with the acknowledgements that they take, and nothing else.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering::Relaxed},
+use std::{
+    hint::black_box,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 
-use uct::{AmId, EpParams, IfaceParams, Registry, SendError, Worker, config::Env};
+use clap::Parser;
+use uct::{AmId, Ep, EpParams, IfaceParams, Registry, SendError, Worker, config::Env};
+
+#[derive(Parser)]
+struct Options {
+    /// Device and port, as `uct_perf -d` takes them.
+    #[arg(short, long, default_value = "soft0:1")]
+    device: String,
+    /// How many messages are counted.
+    #[arg(short = 'n', long, default_value_t = 2000)]
+    count: u64,
+    /// How many go before them, uncounted.
+    #[arg(short, long, default_value_t = 500)]
+    warmup: u64,
+    /// Bytes behind the header of 8.
+    #[arg(short, long, default_value_t = 0)]
+    size: usize,
+}
+
+/// Where counting begins or ends.
+#[inline(never)]
+fn mark(what: &str) {
+    black_box(what);
+}
+
+struct Loop {
+    worker: Worker,
+    ep: Ep,
+    id: AmId,
+    arrived: Arc<AtomicU64>,
+    payload: Vec<u8>,
+}
+
+impl Loop {
+    /// Sends and receives `n` messages; answers how often it had to call `progress`. It is not inlined so that what counts
+    /// is a function of its own, the same each time.
+    #[inline(never)]
+    fn run(&self, n: u64) -> uct::Result<u64> {
+        let mut calls = 0;
+        let until = self.arrived.load(Relaxed) + n;
+        for i in self.arrived.load(Relaxed)..until {
+            while let Err(e) = self.ep.am_short(self.id, i, &self.payload) {
+                match e {
+                    SendError::NoResource => self.worker.progress(),
+                    SendError::Failed(why) => return Err(why),
+                };
+                calls += 1;
+            }
+            while self.arrived.load(Relaxed) <= i {
+                self.worker.progress();
+                calls += 1;
+            }
+        }
+        Ok(calls)
+    }
+}
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let n: u64 = std::env::args().nth(1).ok_or("how many messages?")?.parse()?;
+    let options = Options::parse();
+    let (device, port) = options.device.split_once(':').unwrap_or((&options.device, "1"));
     let env = Env::process();
     let mut registry = Registry::new();
     ib::component::register(&mut registry);
     ud::register(&mut registry);
-    let device = std::env::args().nth(2).unwrap_or_else(|| "soft0".into());
-    let md = registry.open_md(&device, &env)?;
+    let md = registry.open_md(device, &env)?;
     // Without the progress thread, whose work depends on time.
-    let worker = |_| Worker::new(ud::worker_params(&env)?.progress_thread(false));
-    let (wa, wb) = (worker(0)?, worker(1)?);
-    let open = |w: &Worker| registry.transport("ud")?.open_iface(&md, w, 1, &IfaceParams::default(), &env);
-    let (a, b) = (open(&wa)?, open(&wb)?);
+    let worker = Worker::new(ud::worker_params(&env)?.progress_thread(false))?;
+    let iface = registry.transport("ud")?.open_iface(&md, &worker, port.parse()?, &IfaceParams::default(), &env)?;
     let id = AmId::new(5)?;
     let arrived = Arc::new(AtomicU64::new(0));
     let seen = arrived.clone();
-    b.on_am(id, move |_| seen.store(seen.load(Relaxed) + 1, Relaxed))?;
-    a.progress_enable(true);
-    b.progress_enable(true);
-    let ep = a.ep(&EpParams::to_iface(&b.device_address(), &b.iface_address()))?;
-    for i in 0..n {
-        loop {
-            match ep.am_short(id, i, &[]) {
-                Ok(()) => break,
-                Err(SendError::NoResource) => wa.progress() + wb.progress(),
-                Err(SendError::Failed(e)) => return Err(e.into()),
-            };
-        }
-        while arrived.load(Relaxed) <= i {
-            wb.progress();
-        }
-    }
+    iface.on_am(id, move |_| seen.store(seen.load(Relaxed) + 1, Relaxed))?;
+    iface.progress_enable(true);
+    let ep = iface.ep(&EpParams::to_iface(&iface.device_address(), &iface.iface_address()))?;
+    let it = Loop { worker, ep, id, arrived, payload: vec![7; options.size] };
+
+    // Until the handshake is over and the window is open.
+    it.run(options.warmup)?;
+    mark("warm-up over");
+    // What is done once in a while shows in the first part and not only in the second: they are compared.
+    it.run(options.count)?;
+    mark("begin");
+    let calls = it.run(options.count)?;
+    mark("end");
+    println!("messages {}, calls of progress {calls}", options.count);
     Ok(())
 }

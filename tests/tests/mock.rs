@@ -8,9 +8,10 @@ use std::{
 };
 
 use ib::{
-    device::{AsyncEvent, WcStatus},
+    device::{AsyncEvent, QueueLimits, WcStatus},
     mock::{Call, MockDevice},
     sim::SimDevice,
+    types::Mtu,
 };
 use parking_lot::Mutex;
 use uct::{AmId, Completion, ErrorKind, FlushMode, Posted, Scope, SendError, md::MemoryDomain};
@@ -507,6 +508,151 @@ fn limit_of_address_handles_is_an_error_of_the_endpoint() {
     assert_clean(w, &device, "after all");
 }
 
+/// A device whose calls may sleep: while only `progress` and the user's calls run, none of them is made.
+#[test]
+fn nothing_that_may_sleep_is_called_by_progress() {
+    const MAY_SLEEP: [Call; 5] = [Call::QueryPort, Call::QueryGids, Call::CreateAh, Call::DestroyAh, Call::RegMr];
+    let (mut w, device) = world("nothing_that_may_sleep_is_called_by_progress");
+    device.set_attr(|a| a.ah_create_sleeps = true);
+    let i = w.add_on(device.clone(), &quick());
+    let calls = || MAY_SLEEP.map(|c| device.calls(c));
+    // More endpoints than needed to use up what the pools hold at first, each with a handle and a window.
+    let eps: Vec<_> = (0..200).map(|_| w.nodes[i].connect(&w.nodes[0])).collect();
+    for ep in &eps {
+        w.send(|| ep.am_short(ID, 0, b""));
+    }
+    w.settle();
+    w.nodes[0].take();
+
+    let (before, created) = (calls(), w.nodes[i].counter("tx.buffers"));
+    for event in [AsyncEvent::GidChange(1), AsyncEvent::PortError(1), AsyncEvent::PortActive(1)] {
+        device.inject_event(event);
+    }
+    let (mut sent, mut dry) = (0, 0);
+    for _ in 0..20 {
+        for ep in &eps {
+            match ep.am_bcopy(ID, &mut |to| to.len().min(600)) {
+                Ok(_) => sent += 1,
+                Err(SendError::NoResource) => dry += 1,
+                Err(SendError::Failed(e)) => panic!("{e}"),
+            }
+        }
+        for _ in 0..200 {
+            w.nodes[i].worker.progress();
+        }
+    }
+    assert!(sent >= 256 && dry > 0, "{sent} sent, {dry} refused: the pool was not used up");
+    assert_eq!(calls(), before, "{MAY_SLEEP:?}");
+    assert_eq!(w.nodes[i].counter("tx.buffers"), created);
+
+    // Whoever may sleep does it all, and everything goes on.
+    w.run_until("all arrive", |w| w.nodes[0].inbox.lock().len() == sent);
+    let [_, gids, _, _, regs] = calls();
+    assert_eq!(gids, before[1] + 1, "three events, one reading");
+    assert!(regs > before[4]);
+    for ep in &eps {
+        w.send(|| ep.am_bcopy(ID, &mut |_| 600));
+    }
+    assert!(w.nodes[i].counter("tx.buffers") > created);
+    w.settle();
+    drop(eps);
+    assert_clean(w, &device, "after all");
+}
+
+#[test]
+fn a_pool_that_cannot_grow_in_the_background_says_so_when_it_is_empty() {
+    let (mut w, device) = world("a_pool_that_cannot_grow_in_the_background_says_so_when_it_is_empty");
+    device.set_attr(|a| a.ah_create_sleeps = true);
+    let i = w.add_on(device.clone(), &quick());
+    let eps: Vec<_> = (0..200).map(|_| w.nodes[i].connect(&w.nodes[0])).collect();
+    for ep in &eps {
+        w.send(|| ep.am_short(ID, 0, b""));
+    }
+    w.settle();
+    w.nodes[0].take();
+    device.fail_always(Call::RegMr, Some(ENOMEM));
+    let registered = device.calls(Call::RegMr);
+    let (mut sent, mut failed) = (0, None);
+    for _ in 0..20 {
+        for ep in &eps {
+            match ep.am_bcopy(ID, &mut |to| to.len().min(600)) {
+                Ok(_) => sent += 1,
+                Err(SendError::NoResource) => {}
+                Err(SendError::Failed(e)) => {
+                    failed.get_or_insert(e);
+                    break;
+                }
+            }
+        }
+        if failed.is_some() {
+            break;
+        }
+        w.nodes[i].worker.progress();
+        w.nodes[i].md.ah_cache().run_jobs();
+    }
+    let (e, tries) = (failed.expect("an error"), device.calls(Call::RegMr) - registered);
+    assert_eq!((e.kind(), e.errno()), (ErrorKind::NoMemory, Some(ENOMEM)));
+    assert!(e.to_string().contains("sim1") && e.to_string().contains("ulimit -l"), "{e}");
+    assert!(sent >= 256, "{sent}: buffers that are there are used first");
+    assert!(tries <= 3, "{tries}: not tried over and over while there are buffers");
+    assert!(w.nodes[i].failures.lock().is_empty(), "it is an error of the send, not of the endpoint");
+    // With memory it goes on.
+    device.clear_scripts();
+    w.run_until("all arrive", |w| w.nodes[0].inbox.lock().len() == sent);
+    w.settle();
+    drop(eps);
+    assert_clean(w, &device, "after all");
+}
+
+#[test]
+fn a_fatal_event_is_told_to_every_endpoint_once_and_at_once() {
+    for sleeps in [false, true] {
+        let (mut w, device) = world("a_fatal_event_is_told_to_every_endpoint_once_and_at_once");
+        device.set_attr(|a| a.ah_create_sleeps = sleeps);
+        let mut o = quick();
+        // Not by a time-out.
+        o.ud.timeout = Duration::from_secs(3600);
+        let i = w.add_on(device.clone(), &o);
+        let eps: Vec<_> = (0..3).map(|_| w.nodes[i].connect(&w.nodes[0])).collect();
+        for ep in &eps {
+            w.send(|| ep.am_short(ID, 0, b""));
+        }
+        w.settle();
+        w.nodes[0].motion = uct_tests::world::Motion::Stopped;
+        let region = w.nodes[i].md.mem_alloc(64).expect("memory");
+        let (comp, status) = Completion::polled();
+        let posted = eps[0].am_zcopy(ID, b"", &[region.slice(0..64).expect("a slice")], Some(&comp)).expect("a send");
+        assert_eq!(posted, Posted::InProgress);
+        drop(comp);
+        // The queue pair itself goes on: the kernel's soft-RoCE is like that.
+        device.inject_event(AsyncEvent::DeviceFatal);
+        w.run_until_within("all are told", Duration::from_secs(1), |w| w.nodes[i].failures.lock().len() == 3);
+        assert_eq!(status.poll(), Some(Err(ErrorKind::Io)));
+        for f in &*w.nodes[i].failures.lock() {
+            let text = f.error.to_string();
+            assert_eq!(
+                (f.error.kind(), f.error.scope(), f.error.errno()),
+                (ErrorKind::Io, Scope::Interface, Some(EIO))
+            );
+            assert!(text.contains("sim1") && text.contains("gone") && text.contains("open it again"), "{text}");
+        }
+        for ep in &eps {
+            assert!(matches!(ep.am_short(ID, 1, b""), Err(SendError::Failed(_))));
+        }
+        w.run_for(Duration::from_secs(5));
+        assert_eq!(w.nodes[i].failures.lock().len(), 3);
+        // The domain is of no use for another interface either.
+        let n = &w.nodes[i];
+        let again = ud::open(&n.md, &n.worker, 1, &o.params, o.iface.clone(), o.ud.clone(), &o.tuning);
+        let e = again.expect_err("refused");
+        assert_eq!((e.kind(), e.scope()), (ErrorKind::NoDevice, Scope::Device), "{e}");
+        assert!(e.to_string().contains("sim1") && e.to_string().contains("open it again"), "{e}");
+        w.nodes[i].iface = None;
+        drop((eps, region));
+        assert_clean(w, &device, "after all");
+    }
+}
+
 #[test]
 fn a_failure_in_every_round_is_not_a_line_in_every_round() {
     let (mut w, device) = world("a_failure_in_every_round_is_not_a_line_in_every_round");
@@ -541,4 +687,79 @@ fn a_failure_in_every_round_is_not_a_line_in_every_round() {
     w.settle();
     drop(ep);
     assert_clean(w, &device, "after all");
+}
+
+#[test]
+fn what_an_interface_cannot_be_opened_on_is_named() {
+    type Break<'a> = &'a dyn Fn(&Device, &mut NodeOptions);
+    let cases: [(Break<'_>, ErrorKind, &[&str]); 6] = [
+        (&|d, _| d.inner().set_port_active(false), ErrorKind::NoDevice, &["not active", "ip link"]),
+        (&|d, _| assert!(d.inner().remove_gid(d.inner().gid())), ErrorKind::NoDevice, &["no usable GID", "namespace"]),
+        (
+            &|_, o| o.md.gid_index = uct::config::Units::Is(200),
+            ErrorKind::InvalidConfig,
+            &["UCX_IB_GID_INDEX", "index 200 of", "10.0.0.2"],
+        ),
+        (
+            &|d, _| {
+                d.set_queue_limits(QueueLimits { depth: 1000, qps: 4 });
+                d.fail_next(Call::CreateUdQp, EINVAL);
+            },
+            ErrorKind::Io,
+            &["UCX_UD_VERBS_RX_QUEUE_LEN=4096", "the 1000 that the device allows", "create_qp"],
+        ),
+        (
+            &|d, _| {
+                d.set_queue_limits(QueueLimits { depth: 10_000, qps: 4 });
+                d.fail_next(Call::CreateUdQp, ENOMEM);
+            },
+            ErrorKind::NoMemory,
+            &["4 queue pairs", "ulimit -l", "create_qp"],
+        ),
+        (&|d, _| d.set_max(0, 0, 1), ErrorKind::NoMemory, &["reg_mr", "ulimit -l"]),
+    ];
+    for (number, (break_it, kind, words)) in cases.into_iter().enumerate() {
+        let (mut w, device) = world("what_an_interface_cannot_be_opened_on_is_named");
+        // All that an interface of a device of the kernel makes at open.
+        device.set_attr(|a| a.ah_create_sleeps = true);
+        let mut o = quick();
+        break_it(&device, &mut o);
+        let e = w.try_add_on(device.clone(), &o).expect_err("refused");
+        let text = e.to_string();
+        assert_eq!(e.kind(), kind, "case {number}: {text}");
+        for part in ["sim1"].iter().chain(words) {
+            assert!(text.contains(part), "case {number}: no `{part}` in: {text}");
+        }
+        assert_clean(w, &device, &text);
+    }
+}
+
+#[test]
+fn a_port_that_is_down_or_has_shrunk_explains_the_silence() {
+    type Break<'a> = &'a dyn Fn(&Device);
+    let cases: [(Break<'_>, &[&str]); 2] = [
+        (&|d| d.inner().set_port_active(false), &["port 1 is not active", "ip link"]),
+        (&|d| d.inner().set_mtu(Mtu::M1024), &["MTU of port 1 fell from 4096 to 1024", "open the interface"]),
+    ];
+    for sleeps in [false, true] {
+        for (break_it, words) in cases {
+            let (mut w, device) = world("a_port_that_is_down_or_has_shrunk_explains_the_silence");
+            device.set_attr(|a| a.ah_create_sleeps = sleeps);
+            let mut o = quick();
+            o.ud.timeout = Duration::from_secs(5);
+            let i = w.add_on(device.clone(), &o);
+            let ep = w.nodes[i].connect(&w.nodes[0]);
+            w.send(|| ep.am_short(ID, 0, b""));
+            w.settle();
+            break_it(&device);
+            w.send(|| ep.am_bcopy(ID, &mut |to| to.len().min(4000)));
+            w.run_until("the peer is declared dead", |w| !w.nodes[i].failures.lock().is_empty());
+            let text = w.nodes[i].failures.lock()[0].error.to_string();
+            for part in words {
+                assert!(text.contains(part), "no `{part}` in: {text}");
+            }
+            drop(ep);
+            assert_clean(w, &device, &text);
+        }
+    }
 }

@@ -145,8 +145,11 @@ impl AmDesc {
 
 impl Drop for AmDesc {
     fn drop(&mut self) {
-        if let Some(b) = self.buf.take() {
-            self.pool.give_back(b);
+        match self.buf.take() {
+            Some(b) if b.is_here() => self.pool.give_back(b),
+            // In a child nobody takes it, and a lock of the parent's may be in the way.
+            Some(b) => std::mem::forget((b, self.pool.clone())),
+            None => {}
         }
     }
 }

@@ -20,6 +20,7 @@ use crate::{
     am::AmId,
     completion::Completion,
     error::{Error, ErrorKind, Result, SendResult},
+    fork::{Birth, gone_endpoint},
     mem::MemSlice,
 };
 
@@ -183,23 +184,28 @@ pub trait Endpoint: Send + Sync {
 /// before it returns (from inside a callback: when that batch of callbacks is over; from inside an async handler: in the
 /// next `progress`), and calls nothing of the user's afterwards. What was accepted before is still delivered: the transport keeps the endpoint's record, resending and
 /// acknowledging, until the peer has everything and the linger time is over. It never blocks.
+///
+/// In a child that was forked since it was made, calls fail and dropping does nothing, see [`fork`](crate::fork).
 pub struct Ep {
     inner: Arc<dyn Endpoint>,
+    born: Birth,
     closed: bool,
 }
 
 impl Ep {
     /// For transports.
     pub fn from_transport(inner: Arc<dyn Endpoint>) -> Self {
-        Ep { inner, closed: false }
+        Ep { inner, born: Birth::here(), closed: false }
     }
 
     /// Flushes and then destroys, without blocking: `comp`, if given, is settled when the peer has everything that was
     /// accepted before, or with the error that prevented it. Sends are refused from now on, and queued pending requests are dropped (purge them
     /// before, if they matter).
     pub fn close(mut self, comp: Option<Completion>) {
-        self.closed = true;
-        self.inner.clone().close_ep(comp);
+        if self.born.is_here() {
+            self.closed = true;
+            self.inner.clone().close_ep(comp);
+        }
     }
 
     /// Destroys the endpoint: the same as dropping it.
@@ -208,14 +214,18 @@ impl Ep {
 
 impl Deref for Ep {
     type Target = dyn Endpoint;
+    #[inline]
     fn deref(&self) -> &Self::Target {
-        &*self.inner
+        if self.born.is_here() { &*self.inner } else { gone_endpoint() }
     }
 }
 
 impl Drop for Ep {
     fn drop(&mut self) {
-        if !self.closed {
+        if !self.born.is_here() {
+            // The parent's: what it refers to must not end here.
+            std::mem::forget(self.inner.clone());
+        } else if !self.closed {
             self.inner.destroy_ep();
         }
     }

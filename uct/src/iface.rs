@@ -10,6 +10,7 @@ use crate::{
     completion::Completion,
     ep::{Endpoint, Ep, EpParams, ErrorHandler, FlushMode, Posted},
     error::{Result, SendResult},
+    fork::{Birth, gone_interface},
     time::Time,
 };
 
@@ -254,32 +255,37 @@ pub trait Interface: Send + Sync {
 /// The handle of an interface. Dropping it closes the interface: endpoints that are left fail with `Closed`, every
 /// outstanding completion is settled with `Canceled`, and peers that understand it are told. It never blocks; flush first
 /// if delivery matters.
+///
+/// In a child that was forked since it was opened, calls fail and dropping does nothing, see [`fork`](crate::fork).
 pub struct Iface {
     inner: Arc<dyn Interface>,
+    born: Birth,
 }
 
 impl Iface {
     /// For transports.
     pub fn from_transport(inner: Arc<dyn Interface>) -> Self {
-        Iface { inner }
+        Iface { inner, born: Birth::here() }
     }
 
     /// Makes an endpoint. See [`Interface::create_ep`].
     pub fn ep(&self, params: &EpParams) -> Result<Ep> {
+        self.born.check()?;
         Ok(Ep::from_transport(self.inner.clone().create_ep(params)?))
     }
 
     /// Installs a handler that runs in `progress`. See [`Interface::set_am_handler`].
     pub fn on_am(&self, id: AmId, f: impl Fn(crate::am::AmMessage<'_>) + Send + Sync + 'static) -> Result<()> {
-        self.inner.set_am_handler(id, Some(Arc::new(f)), HandlerKind::Sync)
+        self.set_am_handler(id, Some(Arc::new(f)), HandlerKind::Sync)
     }
 
     /// Installs a handler that may also run on the progress thread.
     pub fn on_am_async(&self, id: AmId, f: impl Fn(crate::am::AmMessage<'_>) + Send + Sync + 'static) -> Result<()> {
-        self.inner.set_am_handler(id, Some(Arc::new(f)), HandlerKind::Async)
+        self.set_am_handler(id, Some(Arc::new(f)), HandlerKind::Async)
     }
 
-    /// The transport's object, to share with callbacks. It does not keep the interface open.
+    /// The transport's object, to share with callbacks. It does not keep the interface open. It knows nothing of forks: not
+    /// to be used in a child.
     pub fn transport(&self) -> &Arc<dyn Interface> {
         &self.inner
     }
@@ -290,14 +296,20 @@ impl Iface {
 
 impl Deref for Iface {
     type Target = dyn Interface;
+    #[inline]
     fn deref(&self) -> &Self::Target {
-        &*self.inner
+        if self.born.is_here() { &*self.inner } else { gone_interface() }
     }
 }
 
 impl Drop for Iface {
     fn drop(&mut self) {
-        self.inner.close_iface();
+        if self.born.is_here() {
+            self.inner.close_iface();
+        } else {
+            // The parent's: what it refers to must not end here.
+            std::mem::forget(self.inner.clone());
+        }
     }
 }
 

@@ -16,6 +16,8 @@
 //! 3. Every accepted operation has exactly one completion: success, the error, or `Canceled`.
 //! 4. Every queued pending request runs until it says `Done`, comes back from a purge, or is dropped with its endpoint.
 //! 5. A kept receive descriptor outlives its interface.
+//!
+//! A process that forks: see [`fork`].
 #![deny(missing_docs)]
 #![deny(unsafe_code)]
 
@@ -25,6 +27,7 @@ pub mod config;
 pub mod ep;
 pub mod error;
 mod eventfd;
+pub mod fork;
 pub mod iface;
 pub mod log;
 pub mod md;

@@ -9,6 +9,7 @@ use std::{any::Any, fmt, ops::Deref, sync::Arc};
 use crate::{
     config::{Catalog, Env, ProcessConfig, Section},
     error::{Error, ErrorKind, Result},
+    fork::{Birth, gone_md},
     iface::{Iface, IfaceParams},
     mem::MemRegion,
     worker::Worker,
@@ -68,25 +69,39 @@ pub trait MemoryDomain: Send + Sync {
 }
 
 /// The handle of a memory domain. Cloning shares it; interfaces and regions keep it alive.
+///
+/// In a child that was forked since it was opened, calls fail and dropping does nothing, see [`fork`](crate::fork).
 #[derive(Clone)]
-pub struct Md(Arc<dyn MemoryDomain>);
+pub struct Md {
+    inner: Arc<dyn MemoryDomain>,
+    born: Birth,
+}
 
 impl Md {
     /// For components.
     pub fn from_component(inner: Arc<dyn MemoryDomain>) -> Self {
-        Md(inner)
+        Md { inner, born: Birth::here() }
     }
 
-    /// The object behind.
+    /// The object behind, for transports.
     pub fn inner(&self) -> &Arc<dyn MemoryDomain> {
-        &self.0
+        &self.inner
     }
 }
 
 impl Deref for Md {
     type Target = dyn MemoryDomain;
     fn deref(&self) -> &Self::Target {
-        &*self.0
+        if self.born.is_here() { &*self.inner } else { gone_md() }
+    }
+}
+
+impl Drop for Md {
+    fn drop(&mut self) {
+        if !self.born.is_here() {
+            // The parent's: what it refers to must not end here.
+            std::mem::forget(self.inner.clone());
+        }
     }
 }
 
@@ -187,7 +202,7 @@ impl Registry {
         for c in &self.components {
             for d in c.devices(env)? {
                 if d.name == device {
-                    let md = Md(c.open(device, env)?);
+                    let md = Md::from_component(c.open(device, env)?);
                     match self.settings.changed(env) {
                         none if none.is_empty() => tracing::info!("opened {device}; all settings have their defaults"),
                         changed => tracing::info!("opened {device}; changed from default: {changed}"),

@@ -17,17 +17,21 @@ use std::{
     ops::{Deref, DerefMut},
     ptr::NonNull,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU32, Ordering},
     },
 };
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    fork::Birth,
+};
 
 /// Bytes at a fixed address, zeroed when made, freed with the last reference.
 pub struct Block {
     ptr: NonNull<u8>,
     layout: Layout,
+    born: Birth,
 }
 
 // SAFETY: M1, a block is plain bytes without thread affinity; it gives no access to them by itself.
@@ -49,7 +53,7 @@ impl Block {
         // SAFETY: the layout's size is not zero (checked above).
         let ptr = unsafe { alloc_zeroed(layout) };
         match NonNull::new(ptr) {
-            Some(ptr) => Ok(Arc::new(Block { ptr, layout })),
+            Some(ptr) => Ok(Arc::new(Block { ptr, layout, born: Birth::here() })),
             None => Err(Error::new(
                 ErrorKind::NoMemory,
                 format!("no memory for {len} bytes: ask for less, or raise the memory limits of this process"),
@@ -71,6 +75,10 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
+        if !self.born.is_here() {
+            // In a child, memory that the parent has registered may not even be there.
+            return;
+        }
         // SAFETY: M1: `ptr` came from `alloc_zeroed` with this layout, and this is the last reference.
         unsafe { dealloc(self.ptr.as_ptr(), self.layout) }
     }
@@ -80,6 +88,16 @@ impl fmt::Debug for Block {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Block({:#x}, {} bytes)", self.addr(), self.len())
     }
+}
+
+/// The length of a page.
+fn page_len() -> usize {
+    static LEN: OnceLock<usize> = OnceLock::new();
+    *LEN.get_or_init(|| {
+        // SAFETY: no pointers.
+        let len = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        usize::try_from(len).ok().filter(|n| n.is_power_of_two()).unwrap_or(4096)
+    })
 }
 
 /// How an [`Arena`] cuts its block.
@@ -99,7 +117,7 @@ pub struct ArenaLayout {
 
 /// A block cut into equal buffers, with the local key it was registered under.
 ///
-/// The arena lives as long as any of its buffers.
+/// The arena lives as long as any of its buffers. It shares no page with anything else.
 pub struct Arena {
     block: Arc<Block>,
     lkey: AtomicU32,
@@ -115,19 +133,23 @@ impl Arena {
         if layout.count == 0 || layout.len == 0 || !layout.align.is_power_of_two() {
             return Err(bad());
         }
+        let front = u32::try_from(layout.front).map_err(|_| bad())?;
         let shift = layout.align_offset.checked_add(layout.front).ok_or_else(bad)?;
         let pad = (layout.align - shift % layout.align) % layout.align;
         let whole = layout.len.checked_add(layout.front).ok_or_else(bad)?;
         let stride = whole.checked_next_multiple_of(layout.align).ok_or_else(bad)?;
         let total = stride.checked_mul(layout.count).and_then(|n| n.checked_add(pad)).ok_or_else(bad)?;
-        let block = Block::new(total, layout.align)?;
+        // Whole pages of its own: to keep registered memory from being torn by a fork, libibverbs takes its pages away from
+        // children, which must not miss what others keep in them.
+        let page = page_len();
+        let block = Block::new(total.checked_next_multiple_of(page).ok_or_else(bad)?, layout.align.max(page))?;
         let arena = Arc::new(Arena { block, lkey: AtomicU32::new(0) });
         let bufs = (0..layout.count)
             .map(|i| {
                 let off = pad + i * stride + layout.front;
                 // SAFETY: `off + len <= total`, so the pointer stays inside the block.
                 let ptr = unsafe { arena.block.ptr.add(off) };
-                Buf { ptr, len: layout.len, front: layout.front, index: i as u32, arena: arena.clone() }
+                Buf { ptr, len: layout.len, front, index: i as u32, arena: arena.clone() }
             })
             .collect();
         Ok((arena, bufs))
@@ -144,6 +166,7 @@ impl Arena {
     }
 
     /// The local key, 0 before [`Arena::set_lkey`].
+    #[inline]
     pub fn lkey(&self) -> u32 {
         self.lkey.load(Ordering::Relaxed)
     }
@@ -159,10 +182,13 @@ impl fmt::Debug for Arena {
 pub struct Buf {
     ptr: NonNull<u8>,
     len: usize,
-    front: usize,
+    front: u32,
     index: u32,
     arena: Arc<Arena>,
 }
+
+// Handed from hand to hand for every message.
+const _: () = assert!(size_of::<Option<Buf>>() <= 32);
 
 // SAFETY: M2 and M3: the handle is unique and its bytes belong to nobody else.
 unsafe impl Send for Buf {}
@@ -170,17 +196,24 @@ unsafe impl Send for Buf {}
 unsafe impl Sync for Buf {}
 
 impl Buf {
+    /// False in a child that was forked since its memory was made.
+    pub(crate) fn is_here(&self) -> bool {
+        self.arena.block.born.is_here()
+    }
+
     /// The buffer's place in its arena, from 0.
     pub fn index(&self) -> u32 {
         self.index
     }
 
     /// The local key of the arena.
+    #[inline]
     pub fn lkey(&self) -> u32 {
         self.arena.lkey()
     }
 
     /// The address of the first byte, for work requests.
+    #[inline]
     pub fn addr(&self) -> usize {
         self.ptr.as_ptr() as usize
     }
@@ -188,14 +221,15 @@ impl Buf {
     /// The bytes with the front: `whole_mut()[front_len()]` is the first byte of the buffer proper.
     pub fn whole_mut(&mut self) -> &mut [u8] {
         // SAFETY: M2: the `front` bytes before `ptr` were cut from the block for this buffer alone.
-        let start = unsafe { self.ptr.as_ptr().sub(self.front) };
+        let start = unsafe { self.ptr.as_ptr().sub(self.front as usize) };
         // SAFETY: as in `deref_mut`, over the front as well.
-        unsafe { std::slice::from_raw_parts_mut(start, self.front + self.len) }
+        unsafe { std::slice::from_raw_parts_mut(start, self.front as usize + self.len) }
     }
 
     /// The number of bytes in front of the buffer proper.
+    #[inline]
     pub fn front_len(&self) -> usize {
-        self.front
+        self.front as usize
     }
 
     /// A buffer of its own, unregistered: for tests and for copies that outlive a pool.
@@ -210,6 +244,7 @@ impl Buf {
 
 impl Deref for Buf {
     type Target = [u8];
+    #[inline]
     fn deref(&self) -> &[u8] {
         // SAFETY: M1 to M3: `len` initialised bytes that live as long as `arena`, reached only through this handle.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
@@ -217,6 +252,7 @@ impl Deref for Buf {
 }
 
 impl DerefMut for Buf {
+    #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `deref`, and `&mut self` excludes every other reference.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) }
@@ -349,7 +385,9 @@ mod tests {
         for (align, align_offset, front, len) in
             [(64, 0, 0, 100), (64, 48, 0, 4144), (4096, 48, 100, 4144), (1, 0, 7, 3), (8, 9, 3, 1)]
         {
-            let (_a, mut bufs) = Arena::new(ArenaLayout { count: 5, len, front, align, align_offset }).unwrap();
+            let (a, mut bufs) = Arena::new(ArenaLayout { count: 5, len, front, align, align_offset }).unwrap();
+            let page = page_len();
+            assert!(a.block().addr().is_multiple_of(page) && a.block().len().is_multiple_of(page), "pages of its own");
             assert_eq!(bufs.len(), 5);
             for w in bufs.windows(2) {
                 assert!(w[0].addr() + len <= w[1].addr() - front);

@@ -39,6 +39,7 @@ use crate::{
     op::Op,
     pending::PendingQueues,
     pools::{Pool, Returns},
+    port::PortWatch,
     proto::{Engine, EpId},
     tx::{Link, Tx},
     wake::UserWake,
@@ -120,9 +121,13 @@ pub(crate) struct Live<D: Device> {
     pub(crate) gids: Vec<Gid>,
     /// The interface's own is not among them, which was told.
     pub(crate) gid_lost: bool,
+    /// When the GID table was last asked for while it is not.
+    pub(crate) gids_asked: Time,
     /// The domain's event count at the last look.
     pub(crate) events_seen: u64,
     pub(crate) failed: Option<Error>,
+    /// The queue pair is in ERROR until this is set, which is when the GID table has been read.
+    pub(crate) recovering: Option<Arc<AtomicBool>>,
     /// The endpoints have been told of it.
     pub(crate) endpoints_failed: bool,
     /// A receive completed with an error: look at the state of the queue pair.
@@ -134,9 +139,14 @@ pub(crate) struct Live<D: Device> {
     pub(crate) post_scratch: Vec<Buf>,
     /// Messages that wait for the user's thread.
     pub(crate) ready: VecDeque<Ready>,
+    /// The user's thread is in this round, with the right to deliver and nothing waiting: what arrives goes to `fresh`.
+    pub(crate) direct: bool,
+    /// Messages of this round. Empty between two rounds.
+    pub(crate) fresh: Vec<Ready>,
     /// Everything else that waits for it.
     pub(crate) later: Vec<Later>,
     pub(crate) counters: Counters,
+    pub(crate) port_watch: PortWatch,
     pub(crate) idle_rounds: u32,
     /// The last send when a report was last asked for out of turn.
     pub(crate) nudged_at: u64,
@@ -176,7 +186,21 @@ pub(crate) struct EpRecord<D: Device> {
     pub(crate) trouble: Option<Error>,
 }
 
+impl<D: Device> Live<D> {
+    /// What is left of a batch whose callback has panicked keeps its place before what is newer.
+    #[cold]
+    fn put_back(&mut self, d: &mut Delivery) {
+        while d.batch.len() > d.delivered
+            && let Some(r) = d.batch.pop()
+        {
+            self.ready.push_front(r);
+        }
+        self.later.splice(0..0, d.later.drain(..));
+    }
+}
+
 impl<D: Device> State<D> {
+    #[inline]
     pub(crate) fn live(&mut self, core: &Core<D>) -> Result<&mut Live<D>, Error> {
         match &mut self.live {
             Some(l) => Ok(l),
@@ -191,6 +215,7 @@ impl<D: Device> Core<D> {
         format!("{}/{}", self.attr.transport, self.attr.device)
     }
 
+    #[cold]
     pub(crate) fn closed_error(&self) -> Error {
         Error::new(ErrorKind::Closed, format!("{}: the interface is closed", self.name())).scoped(Scope::Interface)
     }
@@ -208,38 +233,40 @@ impl<D: Device> Core<D> {
         }
     }
 
-    /// Ends a delivery: buffers go home, the right to deliver goes back, what callbacks sent leaves. Returns what callbacks
-    /// have left for the end of their batch.
-    ///
-    /// For [`Who::Thread`] that stays in the state, also for a moment: while the progress thread had it, a destroy in the
-    /// user's thread would miss what it must settle.
-    pub(crate) fn end_delivery(&self, mut d: Box<Delivery>, who: Who) -> Vec<Later> {
+    /// Ends a delivery: buffers go home, the right to deliver goes back, what callbacks sent leaves. True if callbacks have
+    /// left something for the end of their batch, which [`Core::take_left`] gives.
+    #[inline]
+    pub(crate) fn end_delivery(&self, mut d: Box<Delivery>) -> bool {
         let mut guard = self.state.lock();
         let st = &mut *guard;
         st.delivering_on = None;
-        match &mut st.live {
-            Some(live) => {
-                live.rx.free_mut().append(&mut d.used);
-                // Left over only if a callback panicked: all keeps its place before what is newer.
-                live.rx.free_mut().extend(d.current.take());
-                for r in d.batch.drain(..).rev() {
-                    live.ready.push_front(r);
-                }
-                live.tx.ring(&mut live.qp);
-                // What is left of a batch whose callback panicked is older.
-                if !d.later.is_empty() {
-                    live.later.splice(0..0, d.later.drain(..));
-                }
-                let later = if who == Who::User { std::mem::take(&mut live.later) } else { Vec::new() };
-                st.delivery = Some(d);
-                later
+        let Some(live) = &mut st.live else {
+            drop(guard);
+            drop(d);
+            return true;
+        };
+        if d.batch.len() > d.delivered || !d.later.is_empty() {
+            live.put_back(&mut d);
+        }
+        d.delivered = 0;
+        while let Some(r) = d.batch.pop() {
+            if let Some(buf) = r.buf {
+                live.rx.put(buf);
             }
-            None => {
-                let orphans = std::mem::take(&mut st.orphans);
-                drop(guard);
-                drop(d);
-                orphans
-            }
+        }
+        live.tx.ring(&mut live.qp);
+        st.delivery = Some(d);
+        !live.later.is_empty()
+    }
+
+    /// What callbacks have left for the end of their batch. `who`: for [`Who::Thread`] that stays in the state, also for a
+    /// moment: while the progress thread had it, a destroy in the user's thread would miss what it must settle.
+    pub(crate) fn take_left(&self, who: Who) -> Vec<Later> {
+        let mut st = self.state.lock();
+        match (&mut st.live, who) {
+            (Some(live), Who::User) => std::mem::take(&mut live.later),
+            (Some(_), Who::Thread) => Vec::new(),
+            (None, _) => std::mem::take(&mut st.orphans),
         }
     }
 

@@ -26,7 +26,8 @@ pub(crate) type Handlers = [HandlerEntry; AmId::COUNT];
 
 /// A message that waits for its handler.
 pub(crate) struct Ready {
-    pub(crate) buf: Buf,
+    /// There until its handler keeps it.
+    pub(crate) buf: Option<Buf>,
     /// Payload bytes.
     pub(crate) len: u32,
     pub(crate) am_id: u8,
@@ -89,12 +90,11 @@ impl ThreadMark {
 
 /// The right to deliver, and its working memory.
 pub(crate) struct Delivery {
-    pub(crate) batch: VecDeque<Ready>,
+    /// Empty unless it is out.
+    pub(crate) batch: Vec<Ready>,
+    /// How many of the batch were handed to their handlers.
+    pub(crate) delivered: usize,
     pub(crate) later: VecDeque<Later>,
-    /// The message that is with its handler.
-    pub(crate) current: Option<Buf>,
-    /// Buffers that were not kept.
-    pub(crate) used: Vec<Buf>,
     handlers: Arc<Handlers>,
     generation: u64,
 }
@@ -102,23 +102,25 @@ pub(crate) struct Delivery {
 impl Delivery {
     pub(crate) fn new<D: Device>(core: &Core<D>) -> Box<Self> {
         Box::new(Delivery {
-            batch: VecDeque::new(),
+            batch: Vec::new(),
+            delivered: 0,
             later: VecDeque::new(),
-            current: None,
-            used: Vec::new(),
             generation: core.handlers.generation(),
             handlers: core.handlers.snapshot(),
         })
     }
 
     /// Takes the table that is in force. The one before comes back, to be dropped where user code may run.
+    #[inline]
     pub(crate) fn refresh<D: Device>(&mut self, core: &Core<D>) -> Option<Arc<Handlers>> {
         let generation = core.handlers.generation();
-        if generation == self.generation {
-            return None;
-        }
+        if generation == self.generation { None } else { Some(self.renew(core, generation)) }
+    }
+
+    #[cold]
+    fn renew<D: Device>(&mut self, core: &Core<D>, generation: u64) -> Arc<Handlers> {
         self.generation = generation;
-        Some(std::mem::replace(&mut self.handlers, core.handlers.snapshot()))
+        std::mem::replace(&mut self.handlers, core.handlers.snapshot())
     }
 }
 
@@ -136,52 +138,54 @@ impl<'a, D: Device> Delivering<'a, D> {
     }
 
     /// Puts the delivery back, then does what callbacks have left for the end of their batch.
+    #[inline]
     pub(crate) fn finish(mut self) {
-        let later = self.delivery.take().map(|d| self.core.end_delivery(d, Who::User)).unwrap_or_default();
-        if !later.is_empty() {
-            self.core.run_later(later);
+        if let Some(d) = self.delivery.take()
+            && self.core.end_delivery(d)
+        {
+            self.core.run_later(self.core.take_left(Who::User));
         }
     }
 
     /// Calls handlers for the batch. Returns how many messages there were. What the progress thread may not deliver stays
     /// in the batch.
+    #[inline]
     pub(crate) fn messages(&mut self, who: Who) -> usize {
         let Some(d) = self.delivery.as_deref_mut() else { return 0 };
-        let mut n = 0;
         // A handler may close the interface: nothing is called after that.
-        while !self.core.closed.load(Ordering::Relaxed)
-            && let Some(ready) = d.batch.pop_front()
-        {
+        while d.delivered < d.batch.len() && !self.core.closed.load(Ordering::Relaxed) {
             drop(d.refresh(self.core));
-            if who == Who::Thread && is_sync(&d.handlers, ready.am_id) {
+            let Some(Ready { buf, len, am_id, ep }) = d.batch.get_mut(d.delivered) else { break };
+            if who == Who::Thread && is_sync(&d.handlers, *am_id) {
                 // It was async when the batch was taken.
-                d.batch.push_front(ready);
                 break;
             }
-            n += 1;
-            let Ready { buf, len, am_id, ep } = ready;
-            let front = buf.front_len();
-            d.current = Some(buf);
+            // Counted before the handler runs: if that panics, the message is not delivered again.
+            d.delivered += 1;
             // If the handler replaces the table it is called from, this reference keeps the old one alive.
-            match &d.handlers[am_id as usize & (AmId::COUNT - 1)] {
+            match &d.handlers[*am_id as usize & (AmId::COUNT - 1)] {
                 Some((handler, _)) => {
+                    let front = buf.as_ref().map_or(0, Buf::front_len);
                     let place = AmPlace {
                         offset: front + GRH_LEN + NETH_LEN,
-                        len: len as usize,
+                        len: *len as usize,
                         headroom: self.core.rx_headroom,
                     };
-                    let msg = AmMessage::new(&mut d.current, &self.core.desc_pool, place, u64::from(ep.wire_id()));
-                    handler(msg);
+                    handler(AmMessage::new(buf, &self.core.desc_pool, place, u64::from(ep.wire_id())));
                 }
-                None => self.core.no_handler(am_id, len),
+                None => self.core.no_handler(*am_id, *len),
             }
-            d.used.extend(d.current.take());
         }
-        n
+        d.delivered
     }
 
     /// Settles, reports and drops what waited. Returns how many things there were.
+    #[inline]
     pub(crate) fn later(&mut self) -> usize {
+        if self.delivery.as_ref().is_none_or(|d| d.later.is_empty()) { 0 } else { self.all_later() }
+    }
+
+    fn all_later(&mut self) -> usize {
         let Some(d) = &mut self.delivery else { return 0 };
         let mut failed_peer = Vec::new();
         let mut n = 0;
@@ -202,8 +206,9 @@ impl<D: Device> Drop for Delivering<'_, D> {
         if let Some(d) = self.delivery.take() {
             // The progress thread, or a callback has panicked: what is left waits for the next progress. Only what an
             // interface has left that was closed meanwhile is for here.
-            let orphans = self.core.end_delivery(d, Who::Thread);
-            self.core.run_later(orphans);
+            if self.core.end_delivery(d) {
+                self.core.run_later(self.core.take_left(Who::Thread));
+            }
         }
     }
 }

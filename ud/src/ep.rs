@@ -44,12 +44,14 @@ impl<D: Device> EpShared<D> {
         Error::new(kind, format!("{}: ep {:#x}: {text}", self.core.name(), self.id.wire_id()))
     }
 
+    #[cold]
     fn too_long(&self, what: &str, len: usize, max: usize) -> SendError {
         self.err(ErrorKind::InvalidParam, format!("{what} of {len} bytes: at most {max}, see the interface attributes"))
             .into()
     }
 
     /// The live part of the state, if a send may be tried now.
+    #[inline]
     fn sendable<'s>(&self, st: &'s mut State<D>) -> SendResult<&'s mut Live<D>> {
         let live = self.usable(st)?;
         if !live.tx.has_credit() || live.pending.blocks(self.id) {
@@ -60,15 +62,22 @@ impl<D: Device> EpShared<D> {
     }
 
     /// The live part of the state, if the endpoint can be used at all.
+    #[inline]
     fn usable<'s>(&self, st: &'s mut State<D>) -> Result<&'s mut Live<D>> {
-        let live = st.live(&self.core)?;
-        if let Some(e) = &live.failed {
-            return Err(e.clone());
+        let is_fine = st.live.as_ref().is_some_and(|l| l.failed.is_none()) && !self.closed.load(Ordering::Relaxed);
+        if !is_fine {
+            return Err(self.why_not_usable(&st.live));
         }
-        if self.closed.load(Ordering::Relaxed) {
-            return Err(self.err(ErrorKind::Closed, "the endpoint is closed").scoped(Scope::Endpoint));
+        st.live(&self.core)
+    }
+
+    #[cold]
+    fn why_not_usable(&self, live: &Option<Live<D>>) -> Error {
+        match live {
+            None => self.core.closed_error(),
+            Some(Live { failed: Some(e), .. }) => e.clone(),
+            Some(_) => self.err(ErrorKind::Closed, "the endpoint is closed").scoped(Scope::Endpoint),
         }
-        Ok(live)
     }
 
     fn refused(&self, live: &Live<D>, r: crate::proto::Refused) -> SendError {
@@ -76,6 +85,7 @@ impl<D: Device> EpShared<D> {
     }
 
     /// A message of `len` bytes was refused.
+    #[cold]
     fn send_refused(&self, live: &Live<D>, r: crate::proto::Refused, len: usize) -> SendError {
         match (r, live.engine.max_message(self.id)) {
             // The endpoint is well; only this message cannot go to this peer.
@@ -93,6 +103,7 @@ impl<D: Device> EpShared<D> {
     }
 
     /// Sends a message that `fill` writes behind the NETH, `len` bytes.
+    #[inline]
     fn send_copied(&self, id: AmId, len: usize, fill: impl FnOnce(&mut [u8])) -> SendResult<()> {
         let mut st = self.core.state.lock();
         let live = self.sendable(&mut st)?;
@@ -103,7 +114,7 @@ impl<D: Device> EpShared<D> {
         let pool = if NETH_LEN + len <= SMALL_LEN { &mut live.small } else { &mut live.large };
         let Some(mut buf) = pool.take(&self.core.md)? else { return Err(SendError::NoResource) };
         fill(&mut buf[NETH_LEN..NETH_LEN + len]);
-        live.send(&self.core, begun, (self.id, buf, NETH_LEN + len), None, None)
+        live.send_copy(&self.core, begun, (self.id, buf, NETH_LEN + len))
     }
 
     /// Gives back what a bcopy had reserved.

@@ -1,12 +1,18 @@
 //! [`Live`]: what happens under the lock. Receiving, timers, control packets and resends, and the engine's events turned
 //! into work for later. Nothing here calls user code.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use ib::{
     addr::{DeviceAddr, Trailer},
     ah::{AhRef, GetOptions, Origin, TryGet},
-    device::{AhAttr, Device, GRH_LEN, RecvWc, Sge, UdQp, WcStatus},
+    device::{AhAttr, Device, GRH_LEN, RecvWc, Sge, UdQp, VerbsError, WcStatus},
     types::{Gid, Qpn},
 };
 use uct::{
@@ -45,6 +51,12 @@ const EVENT_POLL_EVERY: u32 = 32;
 /// few rounds.
 const EVENT_POLL_AFTER: Duration = Duration::from_millis(50);
 
+/// While the local address is gone: the time between two looks at the GID table.
+const GIDS_ASK_EVERY: Duration = Duration::from_millis(100);
+
+/// What calls answer after the device is gone.
+const EIO: i32 = 5;
+
 /// Control packets and resends sent in one round at most.
 const TRANSMIT_MAX: usize = 256;
 
@@ -52,7 +64,7 @@ impl<D: Device> Live<D> {
     /// One round of the network: receives, send completions, timers, events, transmissions. Returns the number of
     /// completions handled.
     pub(crate) fn network(&mut self, core: &Core<D>, who: Who) -> usize {
-        self.now = core.clock.now();
+        self.set_now(core);
         let budget = match who {
             Who::User => core.iface_config.rx_max_poll,
             Who::Thread => core.config.rx_async_max_poll,
@@ -62,8 +74,10 @@ impl<D: Device> Live<D> {
         let mut events = self.qp.poll_recv(&mut self.wcs, budget);
         if events > 0 {
             let mut wcs = std::mem::take(&mut self.wcs);
-            for wc in wcs.drain(..) {
-                self.rx_posted = self.rx_posted.saturating_sub(1);
+            self.rx_posted = self.rx_posted.saturating_sub(wcs.len());
+            // Taken off the end, the first one first.
+            wcs.reverse();
+            while let Some(wc) = wcs.pop() {
                 self.receive(core, wc);
             }
             self.wcs = wcs;
@@ -82,25 +96,47 @@ impl<D: Device> Live<D> {
             self.look_for_events = false;
             self.events_polled = self.now;
             core.md.poll_events();
+            self.watch_port(core);
         }
         self.refill(core);
         if events == 0 && self.tx.wants_signal() {
             self.nudge();
         }
-        self.pump(core);
+        self.settle_done(core);
+        if self.has_chores(core) {
+            self.pump(core);
+        }
         self.tx.ring(&mut self.qp);
         // What the user sends next leaves at once: it may be the answer a peer waits for.
         self.tx.start_round();
         events
     }
 
+    /// Reads the clock. What two processors show may differ by a little; time does not go back here.
+    #[inline]
+    fn set_now(&mut self, core: &Core<D>) {
+        self.now = self.now.max(core.clock.now());
+    }
+
+    /// Whether [`Live::pump`] may find anything to do.
+    #[inline]
+    fn has_chores(&self, core: &Core<D>) -> bool {
+        self.engine.has_output()
+            || self.engine.is_due(self.now)
+            || core.md.event_count() != self.events_seen
+            || core.resolutions.load(Ordering::Relaxed)
+            || self.tx.has_retired()
+            || self.failed.is_some()
+            || !self.flushes.is_empty()
+    }
+
     /// Timers, resolutions, events and transmissions: everything but the completion queues.
     pub(crate) fn pump(&mut self, core: &Core<D>) {
         self.fail_endpoints();
-        if self.engine.poll_timeout().is_some_and(|t| t <= self.now) {
+        if self.engine.is_due(self.now) {
             self.engine.handle_timeout(self.now);
         }
-        if core.resolutions.swap(false, std::sync::atomic::Ordering::AcqRel) {
+        if core.resolutions.load(Ordering::Relaxed) && core.resolutions.swap(false, Ordering::AcqRel) {
             self.finish_resolutions();
         }
         let seen = core.md.event_count();
@@ -122,6 +158,7 @@ impl<D: Device> Live<D> {
 
     // --- receiving
 
+    #[inline]
     fn receive(&mut self, core: &Core<D>, wc: RecvWc) {
         let RecvWc { buf, byte_len, src_qpn, grh, status, .. } = wc;
         if status != WcStatus::Success {
@@ -150,7 +187,7 @@ impl<D: Device> Live<D> {
         let payload = (len - NETH_LEN) as u32;
         match self.engine.handle_packet(self.now, &meta, packet) {
             RxVerdict::Deliver { ep, am_id } => {
-                self.ready.push_back(Ready { buf, len: payload, am_id, ep });
+                self.deliver(Ready { buf: Some(buf), len: payload, am_id, ep });
             }
             RxVerdict::Hold { ep, psn, am_id } if self.held < self.held_max => {
                 let mut buf = buf;
@@ -180,30 +217,44 @@ impl<D: Device> Live<D> {
         self.take_held();
     }
 
+    /// Puts a message where the user's thread finds it.
+    #[inline]
+    fn deliver(&mut self, message: Ready) {
+        if self.direct { self.fresh.push(message) } else { self.ready.push_back(message) }
+    }
+
     /// Moves messages that waited beyond a gap, and are in order by now, to where the user's thread finds them.
+    #[inline]
     fn take_held(&mut self) {
+        if self.engine.has_held() {
+            self.take_all_held();
+        }
+    }
+
+    fn take_all_held(&mut self) {
         while self.ready.len() < READY_MAX
             && let Some((ep, am_id, held)) = self.engine.poll_held()
         {
             self.held = self.held.saturating_sub(1);
             // The length travels in the buffer's GRH area, see `set_held_len`.
             let len = held_len(&held);
-            self.ready.push_back(Ready { buf: held, len, am_id, ep });
+            self.deliver(Ready { buf: Some(held), len, am_id, ep });
         }
     }
 
     /// The destination in the GRH area is an address of ours. Foreign packets arrive by flooding and multicast.
+    #[inline]
     fn is_for_us(&self, buf: &[u8]) -> bool {
-        let dgid = if buf[0] >> 4 == 6 {
-            Gid(std::array::from_fn(|i| buf[24 + i]))
+        let Some(grh) = buf.first_chunk::<GRH_LEN>() else { return false };
+        let mut dgid = [0u8; 16];
+        if grh[0] >> 4 == 6 {
+            dgid.copy_from_slice(&grh[24..]);
         } else {
-            let mut g = [0u8; 16];
-            g[10] = 0xff;
-            g[11] = 0xff;
-            g[12..].copy_from_slice(&buf[36..40]);
-            Gid(g)
-        };
-        self.gids.contains(&dgid)
+            // An IPv4-mapped address.
+            dgid[10..12].fill(0xff);
+            dgid[12..].copy_from_slice(&grh[36..]);
+        }
+        self.gids.contains(&Gid(dgid))
     }
 
     fn creq(&mut self, core: &Core<D>, packet: &[u8], info: CreqInfo) {
@@ -237,19 +288,21 @@ impl<D: Device> Live<D> {
     }
 
     /// Posts receives until the queue has what it should have.
+    #[inline]
     pub(crate) fn refill(&mut self, core: &Core<D>) {
         core.returns.drain_into(self.rx.free_mut());
-        if self.failed.is_some() {
-            // A queue pair in ERROR would flush them at once, round after round.
-            return;
-        }
         let missing = self.rx_target.saturating_sub(self.rx_posted);
         let batch = (core.iface_config.rx_max_batch as usize).min(self.rx_target / 4).max(1);
-        if missing < batch && self.rx_posted > 0 {
-            return;
+        // A queue pair in ERROR would flush them at once, round after round.
+        let works = self.failed.is_none() && self.recovering.is_none();
+        if works && (missing >= batch || self.rx_posted == 0) {
+            self.post_receives(core, missing);
         }
+    }
+
+    fn post_receives(&mut self, core: &Core<D>, missing: usize) {
         if self.rx.free_count() < missing
-            && let Err(e) = self.rx.grow_by(&core.md, missing - self.rx.free_count())
+            && let Err(e) = self.rx.want(&core.md, missing, missing - self.rx.free_count())
         {
             // Tried again in each round, told at the first, second, fourth, eighth... time.
             self.counters.rx_no_memory += 1;
@@ -257,11 +310,13 @@ impl<D: Device> Live<D> {
                 tracing::warn!("{}: no more receive buffers, {} posted: {e}", core.attr.device, self.rx_posted);
             }
         }
-        let mut take: Vec<Buf> = Vec::new();
-        std::mem::swap(&mut take, &mut self.post_scratch);
-        let n = missing.min(self.rx.free_count());
-        let from = self.rx.free_count() - n;
-        take.extend(self.rx.free_mut().drain(from..));
+        let free = self.rx.free_mut();
+        let mut take = std::mem::take(&mut self.post_scratch);
+        if free.len() <= missing {
+            std::mem::swap(&mut take, free);
+        } else {
+            take.extend(free.drain(free.len() - missing..));
+        }
         for b in &mut take {
             // Devices leave the first bytes undefined for IPv4: a stale header must not be taken for IPv6. Only stale ones
             // are touched, so that memory that was never used is not used now.
@@ -272,7 +327,9 @@ impl<D: Device> Live<D> {
         let before = take.len();
         let posted = self.qp.post_recv(&mut take);
         self.rx_posted += before - take.len();
-        self.rx.free_mut().append(&mut take);
+        if !take.is_empty() {
+            self.rx.free_mut().append(&mut take);
+        }
         self.post_scratch = take;
         if let Err(e) = posted {
             self.fail(core, format!("posting receives failed: {e}"), e.errno);
@@ -300,7 +357,7 @@ impl<D: Device> Live<D> {
     /// Takes the queue pair out of the ERROR state. Packets that were flushed count as lost: the protocol sends them
     /// again, through fresh address handles where the old ones are poisoned.
     fn recover(&mut self, core: &Core<D>) {
-        if self.qp.state() != ib::device::QpState::Error || self.failed.is_some() {
+        if self.qp.state() != ib::device::QpState::Error || self.failed.is_some() || core.md.is_lost() {
             return;
         }
         loop {
@@ -314,6 +371,9 @@ impl<D: Device> Live<D> {
             }
         }
         while self.tx.poll(&mut self.qp, 64).events > 0 {}
+        if !self.knows_gids(core) {
+            return;
+        }
         self.counters.qp_resets += 1;
         match self.qp.reset() {
             Ok(()) => {
@@ -330,6 +390,26 @@ impl<D: Device> Live<D> {
             }
             Err(e) => self.fail(core, format!("queue pair {} cannot be reset: {e}", self.qp.qpn()), e.errno),
         }
+    }
+
+    /// True if the GID table was read since the queue pair fell into ERROR, so that address handles whose local GID is gone
+    /// are known: one of them would take it down again. Where reading may sleep this is false at first.
+    fn knows_gids(&mut self, core: &Core<D>) -> bool {
+        let read = self.recovering.get_or_insert_with(|| {
+            let read = Arc::new(AtomicBool::new(false));
+            let (flag, wake) = (read.clone(), core.waker.clone());
+            let then = move || {
+                flag.store(true, Ordering::Release);
+                wake();
+            };
+            core.md.ah_cache().refresh_gids(core.port.port, Some(Arc::new(then)));
+            read
+        });
+        let known = read.load(Ordering::Acquire);
+        if known {
+            self.recovering = None;
+        }
+        known
     }
 
     /// Declares the interface lost. Calls fail from now on.
@@ -417,7 +497,7 @@ impl<D: Device> Live<D> {
                 Some(b) => sges.push(&b[..bytes.len()], b.lkey()),
                 None => sges.push(bytes, 0),
             }
-            if let TransmitKind::Resend { op: Op::Packet { buf, len, iov, .. }, .. } = &t.kind {
+            if let TransmitKind::Resend { op: Op::Packet { buf: Some(buf), len, iov, .. }, .. } = &t.kind {
                 sges.push(&buf[NETH_LEN..*len as usize], buf.lkey());
                 for s in iov.iter().flat_map(|v| v.iter()) {
                     sges.push(s.bytes(), s.lkey());
@@ -461,15 +541,9 @@ impl<D: Device> Live<D> {
         comp: Option<&uct::Completion>,
     ) -> SendResult<()> {
         buf[..NETH_LEN].copy_from_slice(&begun.neth);
-        let Some(link) = self.engine.link(ep) else {
-            self.put_send_buf(buf);
-            return Err(SendError::NoResource);
+        let Some(link) = self.engine.link_of(&begun).filter(|l| !l.ah.is_poisoned()) else {
+            return self.poisoned(core, ep, buf);
         };
-        if link.ah.is_poisoned() {
-            self.put_send_buf(buf);
-            self.re_resolve(core, ep);
-            return Err(SendError::NoResource);
-        }
         let first = Sge { bytes: &buf[..len], lkey: buf.lkey() };
         let posted = match &iov {
             None => self.tx.post(&mut self.qp, link, &[first], PostFlags::default()),
@@ -484,23 +558,59 @@ impl<D: Device> Live<D> {
         };
         match posted {
             Ok(serial) => {
-                let op = Op::Packet { ep, buf, len: len as u32, iov, comp: comp.map(uct::Completion::token) };
+                let comp = comp.map(uct::Completion::token);
+                let op = Op::Packet { ep, buf: Some(buf), len: len as u32, iov, comp };
                 self.engine.commit_send(self.now, begun, serial, op);
                 self.tx.doorbell(&mut self.qp, core.worker.may_batch());
                 Ok(())
             }
-            Err(e) => {
-                self.put_send_buf(buf);
-                self.fail(core, format!("posting a send failed: {e}"), e.errno);
-                Err(self.failed.clone().map_or(SendError::NoResource, SendError::Failed))
-            }
+            Err(e) => self.post_failed(core, buf, &e),
         }
     }
 
+    /// [`Live::send`] for a message that is all in its buffer, and has no completion: the hot path.
+    #[inline(always)]
+    pub(crate) fn send_copy(
+        &mut self,
+        core: &Core<D>,
+        begun: Begun,
+        (ep, mut buf, len): (EpId, Buf, usize),
+    ) -> SendResult<()> {
+        buf[..NETH_LEN].copy_from_slice(&begun.neth);
+        let Some(link) = self.engine.link_of(&begun).filter(|l| !l.ah.is_poisoned()) else {
+            return self.poisoned(core, ep, buf);
+        };
+        let sge = Sge { bytes: &buf[..len], lkey: buf.lkey() };
+        match self.tx.send(&mut self.qp, link, sge, core.worker.may_batch()) {
+            Ok(serial) => {
+                let op = Op::Packet { ep, buf: Some(buf), len: len as u32, iov: None, comp: None };
+                self.engine.commit_send(self.now, begun, serial, op);
+                Ok(())
+            }
+            Err(e) => self.post_failed(core, buf, &e),
+        }
+    }
+
+    /// The endpoint's address handle must not be used again: the send waits for another one.
+    #[cold]
+    fn poisoned(&mut self, core: &Core<D>, ep: EpId, buf: Buf) -> SendResult<()> {
+        self.put_send_buf(buf);
+        self.re_resolve(core, ep);
+        Err(SendError::NoResource)
+    }
+
+    #[cold]
+    fn post_failed(&mut self, core: &Core<D>, buf: Buf, e: &VerbsError) -> SendResult<()> {
+        self.put_send_buf(buf);
+        self.fail(core, format!("posting a send failed: {e}"), e.errno);
+        Err(self.failed.clone().map_or(SendError::NoResource, SendError::Failed))
+    }
+
     /// The first send after a `progress` reads the clock: the user may have computed for long in between.
+    #[inline]
     pub(crate) fn touch_clock(&mut self, core: &Core<D>) {
         if self.tx.is_round_fresh() {
-            self.now = core.clock.now();
+            self.set_now(core);
         }
     }
 
@@ -525,13 +635,44 @@ impl<D: Device> Live<D> {
         self.tx.unreserve();
     }
 
+    #[inline]
     pub(crate) fn put_send_buf(&mut self, buf: Buf) {
         if buf.len() == SMALL_LEN { self.small.put(buf) } else { self.large.put(buf) }
     }
 
     // --- events of the engine
 
+    /// Finishes what the engine says is acknowledged.
+    #[inline]
+    fn settle_done(&mut self, core: &Core<D>) {
+        while self.engine.has_done() {
+            // Messages without a completion, which are nearly all, are finished where they lie.
+            let (small, large, released) = (&mut self.small, &mut self.large, self.tx.released());
+            self.engine.settle_done(|op, serial| {
+                if serial > released {
+                    return false;
+                }
+                let Some(buf) = op.take_plain() else { return false };
+                let pool = if buf.len() == SMALL_LEN { &mut *small } else { &mut *large };
+                pool.put(buf);
+                true
+            });
+            if !self.engine.has_done() {
+                break;
+            }
+            self.finish_next(core);
+        }
+    }
+
+    #[inline(never)]
+    fn finish_next(&mut self, core: &Core<D>) {
+        if let Some((op, serial)) = self.engine.poll_done() {
+            self.finish_op(core, op, Ok(()), serial);
+        }
+    }
+
     fn events(&mut self, core: &Core<D>) {
+        self.settle_done(core);
         while let Some(event) = self.engine.poll_event() {
             match event {
                 Event::Done { op, result, serial } => self.finish_op(core, op, result, serial),
@@ -579,10 +720,10 @@ impl<D: Device> Live<D> {
                     self.later.push(Later::Complete(ep, token, result));
                 }
                 if released {
-                    self.put_send_buf(buf);
+                    buf.into_iter().for_each(|b| self.put_send_buf(b));
                     self.later.extend(iov.map(Later::Regions));
                 } else {
-                    self.tx.retire(serial, Retired::Buf(buf));
+                    buf.into_iter().for_each(|b| self.tx.retire(serial, Retired::Buf(b)));
                     if let Some(iov) = iov {
                         self.tx.retire(serial, Retired::Regions(iov));
                     }
@@ -605,7 +746,11 @@ impl<D: Device> Live<D> {
         let error = match &self.failed {
             Some(e) => e.clone(),
             None => {
-                let error = Error::new(kind, failure_text(core, ep, peer, kind, detail));
+                let mut text = failure_text(core, ep, peer, kind, detail);
+                if self.gid_lost {
+                    text += &format!("; the local address {} is gone", core.port.gid.gid);
+                }
+                let error = Error::new(kind, text);
                 match record.trouble.take() {
                     Some(why) => error.context(why),
                     None => error,
@@ -684,6 +829,17 @@ impl<D: Device> Live<D> {
 
     /// Swaps in a fresh address handle, unless one is on its way.
     fn re_resolve(&mut self, core: &Core<D>, ep: EpId) {
+        if self.gid_lost {
+            // Refused until the address is back. That is told; a device that does not tell is asked now and then.
+            if self.now.since(self.gids_asked) >= GIDS_ASK_EVERY {
+                self.gids_asked = self.now;
+                core.md.ah_cache().refresh_gids(core.port.port, None);
+                self.refresh_gids(core);
+            }
+            if self.gid_lost {
+                return;
+            }
+        }
         if !self.resolving.iter().any(|r| r.ep == ep) {
             self.counters.re_resolved += 1;
             // Strangers' endpoints stay within the strangers' quota.
@@ -699,13 +855,28 @@ impl<D: Device> Live<D> {
     fn stalled(&mut self, core: &Core<D>, ep: EpId) {
         if let Some(link) = self.engine.link(ep) {
             core.md.ah_cache().report_unresponsive(&link.ah);
+            core.md.look_at_port(core.port.port);
             self.re_resolve(core, ep);
         }
     }
 
     /// After events of the device: the GIDs that count as ours, and the links that must not be used again.
     fn refresh_links(&mut self, core: &Core<D>) {
-        if let Ok(gids) = core.md.device().query_gids(core.port.port) {
+        if core.md.is_lost() {
+            let text = "the device is gone, or unusable after a fatal error".to_string();
+            return self.fail(core, text, EIO);
+        }
+        self.refresh_gids(core);
+        let poisoned: Vec<EpId> =
+            self.engine.ep_ids().filter(|&ep| self.engine.link(ep).is_some_and(|l| l.ah.is_poisoned())).collect();
+        for ep in poisoned {
+            self.re_resolve(core, ep);
+        }
+    }
+
+    /// The GIDs that count as ours, from the table as it was last read.
+    fn refresh_gids(&mut self, core: &Core<D>) {
+        if let Some(gids) = core.md.ah_cache().gids(core.port.port) {
             self.gids = gids.into_iter().map(|g| g.gid).collect();
             let own = core.port.gid.gid;
             let lost = !self.gids.contains(&own);
@@ -719,11 +890,6 @@ impl<D: Device> Live<D> {
                     false => tracing::info!("{}: the local address {own} is back", core.name()),
                 }
             }
-        }
-        let poisoned: Vec<EpId> =
-            self.engine.ep_ids().filter(|&ep| self.engine.link(ep).is_some_and(|l| l.ah.is_poisoned())).collect();
-        for ep in poisoned {
-            self.re_resolve(core, ep);
         }
     }
 
@@ -806,10 +972,11 @@ fn copy_user_data<D: Device>(
     let extra = op.iov_len();
     let Op::Packet { buf, len, iov, .. } = op else { return None };
     iov.as_ref()?;
+    let old = buf.as_ref()?;
     let head = *len as usize;
     // Without memory for a copy the packet goes on holding the regions, which keeps it correct.
     let mut copy = large.take(&core.md).ok().flatten().filter(|b| b.len() >= head + extra)?;
-    copy[..head].copy_from_slice(&buf[..head]);
+    copy[..head].copy_from_slice(&old[..head]);
     let taken = iov.take()?;
     let mut at = head;
     for s in &taken {
@@ -817,7 +984,7 @@ fn copy_user_data<D: Device>(
         at += s.len();
     }
     *len = at as u32;
-    Some((taken, std::mem::replace(buf, copy)))
+    Some((taken, buf.replace(copy)?))
 }
 
 /// What a device address says about its interface, for the engine.
@@ -887,6 +1054,11 @@ fn failure_text<D: Device>(
         }
         ErrorKind::ConnectionReset => text += &format!(": closed by the peer, or the peer restarted ({progress})"),
         _ => text += &format!(": {kind} ({progress})"),
+    }
+    if let (ErrorKind::NeverAnswered | ErrorKind::EndpointTimeout, Some(why)) =
+        (kind, core.md.port_trouble(core.port.port, core.port.mtu))
+    {
+        text += &format!("; {why}");
     }
     text
 }

@@ -12,8 +12,9 @@ pub(crate) const NETH_LEN: usize = 8;
 
 /// One operation in the engine's window.
 pub(crate) enum Op {
-    /// A message. `buf[..len]` is NETH, header and copied payload; `iov` follows it on the wire.
-    Packet { ep: EpId, buf: Buf, len: u32, iov: Option<Box<[MemSlice]>>, comp: Option<CompletionToken> },
+    /// A message. `buf[..len]` is NETH, header and copied payload; `iov` follows it on the wire. The buffer is there until
+    /// [`Op::take_plain`].
+    Packet { ep: EpId, buf: Option<Buf>, len: u32, iov: Option<Box<[MemSlice]>>, comp: Option<CompletionToken> },
     /// Something that completes when all before it has: a flush, a check. `closes`: then the endpoint is destroyed.
     Marker { ep: EpId, comp: Option<CompletionToken>, closes: bool },
 }
@@ -23,6 +24,15 @@ impl Op {
     pub(crate) fn take_completion(&mut self) -> Option<CompletionToken> {
         match self {
             Op::Packet { comp, .. } | Op::Marker { comp, .. } => comp.take(),
+        }
+    }
+
+    /// Takes the buffer out of a message that has nothing else.
+    #[inline]
+    pub(crate) fn take_plain(&mut self) -> Option<Buf> {
+        match self {
+            Op::Packet { buf, iov: None, comp: None, .. } => buf.take(),
+            _ => None,
         }
     }
 

@@ -6,12 +6,14 @@ use std::sync::{
 };
 
 use ib::{
+    ah::AhWaker,
     device::{Access, Device},
+    growth::Growth,
     md::Md,
 };
 use parking_lot::Mutex;
 use uct::{
-    Result,
+    Error, Result,
     am::DescPool,
     mem::{ArenaLayout, Buf, Registration},
 };
@@ -20,6 +22,9 @@ use uct::{
 pub(crate) const SMALL_LEN: usize = 256;
 
 /// A growing set of equal, registered buffers.
+///
+/// Where registering memory may sleep, a pool [grows ahead](Pool::ahead): when few buffers are left more are ordered, and
+/// whoever finds none meanwhile is told to come again. Else it grows when there are none.
 pub(crate) struct Pool {
     free: Vec<Buf>,
     layout: ArenaLayout,
@@ -27,6 +32,13 @@ pub(crate) struct Pool {
     grow: usize,
     max: usize,
     total: usize,
+    /// With so many free buffers or fewer, [`Pool::take`] sees to it that there will be more.
+    low: usize,
+    /// What is told that ordered buffers are there; `None` if the pool does not grow ahead.
+    wake: Option<AhWaker>,
+    growing: Option<Growth>,
+    /// Why the last order came to nothing, for who finds no buffer.
+    trouble: Option<Error>,
     /// Deregistered when the pool goes, after the queue pair.
     registrations: Vec<Box<dyn Registration>>,
 }
@@ -34,15 +46,63 @@ pub(crate) struct Pool {
 impl Pool {
     /// A pool that makes its buffers when they are first needed, `grow` at a time and `max` at most.
     pub(crate) fn new(layout: ArenaLayout, access: Access, grow: usize, max: usize) -> Self {
-        Pool { free: Vec::new(), layout, access, grow, max, total: 0, registrations: Vec::new() }
+        Pool {
+            free: Vec::new(),
+            layout,
+            access,
+            grow,
+            max,
+            total: 0,
+            low: 0,
+            wake: None,
+            growing: None,
+            trouble: None,
+            registrations: Vec::new(),
+        }
     }
 
-    /// Takes a buffer, growing if there is none and the limit allows it. `None`: at the limit.
+    /// Makes it grow ahead from now on: the lock that it is under is never held while memory is registered. `wake` is
+    /// called when ordered buffers have come.
+    pub(crate) fn ahead(&mut self, wake: AhWaker) {
+        self.low = self.grow / 4;
+        self.wake = Some(wake);
+    }
+
+    /// Takes a buffer, growing if there is none and the limit allows it. `None`: at the limit, or more are ordered.
+    #[inline]
     pub(crate) fn take<D: Device>(&mut self, md: &Md<D>) -> Result<Option<Buf>> {
-        if self.free.is_empty() {
-            self.grow_by(md, self.grow)?;
+        if self.free.len() <= self.low {
+            self.want(md, self.low + 1, self.grow)?;
         }
         Ok(self.free.pop())
+    }
+
+    /// Sees to it that `enough` buffers are free, now or soon, by `count` more if they are not.
+    ///
+    /// # Errors
+    /// There is none, and why.
+    #[cold]
+    pub(crate) fn want<D: Device>(&mut self, md: &Md<D>, enough: usize, count: usize) -> Result<()> {
+        let Some(wake) = self.wake.clone() else {
+            return if self.free.len() < enough { self.grow_by(md, count) } else { Ok(()) };
+        };
+        if let Some(result) = self.growing.as_ref().and_then(Growth::take) {
+            self.growing = None;
+            match result {
+                Ok((bufs, registration)) => self.add(bufs, registration),
+                Err(e) => self.trouble = Some(e),
+            }
+        }
+        let count = count.min(self.max - self.total);
+        // After a failure the next attempt is for who really needs it.
+        let may_order = self.trouble.is_none() || self.free.is_empty();
+        if self.growing.is_none() && self.free.len() < enough && count > 0 && may_order {
+            self.growing = Some(md.register_later(ArenaLayout { count, ..self.layout }, self.access, wake));
+        }
+        match self.trouble.take_if(|_| self.free.is_empty()) {
+            Some(why) => Err(why),
+            None => Ok(()),
+        }
     }
 
     /// Adds up to `count` buffers, as far as the limit allows.
@@ -50,11 +110,27 @@ impl Pool {
         let count = count.min(self.max - self.total);
         if count > 0 {
             let (bufs, registration) = md.register_arena(ArenaLayout { count, ..self.layout }, self.access)?;
-            self.total += count;
-            self.registrations.push(registration);
-            self.free.extend(bufs);
+            self.add(bufs, registration);
         }
         Ok(())
+    }
+
+    /// Makes its first buffers, if it grows ahead: nobody shall find it empty.
+    pub(crate) fn prepare<D: Device>(&mut self, md: &Md<D>) -> Result<()> {
+        if self.wake.is_some() { self.grow_by(md, self.grow) } else { Ok(()) }
+    }
+
+    /// What [`Pool::add`] takes, for `count` buffers more than are free: for who registers them with no lock held.
+    pub(crate) fn shortage(&self, count: usize) -> (ArenaLayout, Access) {
+        let count = count.saturating_sub(self.free.len()).min(self.max - self.total);
+        (ArenaLayout { count, ..self.layout }, self.access)
+    }
+
+    /// Adds buffers that were registered elsewhere.
+    pub(crate) fn add(&mut self, bufs: Vec<Buf>, registration: Box<dyn Registration>) {
+        self.total += bufs.len();
+        self.registrations.push(registration);
+        self.free.extend(bufs);
     }
 
     pub(crate) fn put(&mut self, buf: Buf) {
@@ -89,12 +165,18 @@ impl Returns {
     }
 
     /// Moves what came home into `free`.
+    #[inline]
     pub(crate) fn drain_into(&self, free: &mut Vec<Buf>) {
         if self.any.load(Ordering::Acquire) {
-            let mut bufs = self.bufs.lock();
-            self.any.store(false, Ordering::Relaxed);
-            free.append(&mut bufs);
+            self.drain_all(free);
         }
+    }
+
+    #[cold]
+    fn drain_all(&self, free: &mut Vec<Buf>) {
+        let mut bufs = self.bufs.lock();
+        self.any.store(false, Ordering::Relaxed);
+        free.append(&mut bufs);
     }
 
     /// From now on buffers are freed instead of kept.

@@ -22,22 +22,24 @@ impl<D: Device> Core<D> {
         let mut guard = self.state.lock();
         let st = &mut *guard;
         let Some(live) = &mut st.live else { return 0 };
+        live.direct = st.delivery.is_some() && live.ready.is_empty();
         let mut events = live.network(self, Who::User);
-        // From inside a callback, or while the progress thread delivers: the network only.
-        let Some(mut delivery) = st.delivery.take() else { return events };
-        let work = !live.ready.is_empty() || !live.later.is_empty();
-        let line = live.pending.line_len();
-        if !work && line == 0 {
-            st.delivery = Some(delivery);
+        live.direct = false;
+        if live.fresh.is_empty() && !live.has_user_work() {
             return events;
         }
-        let max = self.iface_config.rx_max_poll as usize;
-        if live.ready.len() <= max && delivery.batch.is_empty() {
-            std::mem::swap(&mut delivery.batch, &mut live.ready);
+        // From inside a callback, or while the progress thread delivers: the network only.
+        let Some(mut delivery) = st.delivery.take() else { return events };
+        let line = live.pending.line_len();
+        if live.ready.is_empty() {
+            std::mem::swap(&mut delivery.batch, &mut live.fresh);
         } else {
+            let max = self.iface_config.rx_max_poll as usize;
             delivery.batch.extend(live.ready.drain(..max.min(live.ready.len())));
         }
-        delivery.later.extend(live.later.drain(..));
+        if !live.later.is_empty() {
+            delivery.later.extend(live.later.drain(..));
+        }
         let mut delivering = Delivering::start(self, delivery, &mut st.delivering_on);
         drop(guard);
         let messages = delivering.messages(Who::User);

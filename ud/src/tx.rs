@@ -40,6 +40,8 @@ pub(crate) struct Tx<D: Device> {
     done: u64,
     /// The last send that asked for a completion.
     signaled: u64,
+    /// The last send whose payload the device reads from where it is: others were copied when they were posted.
+    read: u64,
     /// Credits promised to messages that are being packed.
     reserved: u64,
     /// Posted sends that wait for a ring.
@@ -69,6 +71,7 @@ impl<D: Device> Tx<D> {
             posted: 0,
             done: 0,
             signaled: 0,
+            read: 0,
             reserved: 0,
             held: 0,
             rung: false,
@@ -80,6 +83,7 @@ impl<D: Device> Tx<D> {
     }
 
     /// True if a send can be posted.
+    #[inline]
     pub(crate) fn has_credit(&self) -> bool {
         self.posted - self.done + self.reserved < self.depth
     }
@@ -105,8 +109,9 @@ impl<D: Device> Tx<D> {
     }
 
     /// Everything up to here has left the queue, as far as memory is concerned.
+    #[inline]
     pub(crate) fn released(&self) -> u64 {
-        if self.caps.copies_sends { self.posted } else { self.done }
+        if self.read <= self.done { self.posted } else { self.done }
     }
 
     /// True if every send has left the queue.
@@ -115,6 +120,7 @@ impl<D: Device> Tx<D> {
     }
 
     /// Posts one send. The caller has seen [`Tx::has_credit`].
+    #[inline]
     pub(crate) fn post(
         &mut self,
         qp: &mut D::UdQp,
@@ -122,16 +128,50 @@ impl<D: Device> Tx<D> {
         sges: &[Sge<'_>],
         flags: PostFlags,
     ) -> Result<u64, VerbsError> {
+        self.post_by(link, sges, flags, |wr| qp.post_send(wr))?;
+        self.held += 1;
+        Ok(self.posted)
+    }
+
+    /// Posts a send of the user's, as [`Tx::post`] and [`Tx::doorbell`] do.
+    #[inline(always)]
+    pub(crate) fn send(
+        &mut self,
+        qp: &mut D::UdQp,
+        link: &Link<D>,
+        sge: Sge<'_>,
+        may_batch: bool,
+    ) -> Result<u64, VerbsError> {
+        if self.held > 0 || (may_batch && self.rung && self.caps.send_batch > 1) {
+            let serial = self.post(qp, link, &[sge], PostFlags::default())?;
+            self.doorbell(qp, may_batch);
+            return Ok(serial);
+        }
+        self.post_by(link, &[sge], PostFlags::default(), |wr| qp.post_send_now(wr))?;
+        self.rung = true;
+        self.rings += 1;
+        Ok(self.posted)
+    }
+
+    #[inline(always)]
+    fn post_by(
+        &mut self,
+        link: &Link<D>,
+        sges: &[Sge<'_>],
+        flags: PostFlags,
+        post: impl FnOnce(&SendWr<'_, D::Ah>) -> Result<(), VerbsError>,
+    ) -> Result<(), VerbsError> {
         let serial = self.posted + 1;
         // One unsignaled run at most is outstanding, so that every credit comes back.
         let signaled = flags.signaled || serial - self.signaled >= SIGNAL_EVERY;
-        qp.post_send(&SendWr {
+        let inline = sges.iter().map(|s| s.bytes.len()).sum::<usize>() <= self.caps.inline_len as usize;
+        post(&SendWr {
             serial,
             ah: link.ah.ah(),
             remote_qpn: link.qpn,
             remote_qkey: QKey::UCX,
             sges,
-            inline: sges.iter().map(|s| s.bytes.len()).sum::<usize>() <= self.caps.inline_len as usize,
+            inline,
             signaled,
             solicited: flags.solicited,
         })?;
@@ -139,12 +179,15 @@ impl<D: Device> Tx<D> {
         if signaled {
             self.signaled = serial;
         }
-        self.held += 1;
-        Ok(serial)
+        if !(inline || self.caps.copies_sends) {
+            self.read = serial;
+        }
+        Ok(())
     }
 
     /// After a send of the user's: rings at once, or leaves the send for a later ring if the device gains by it and one
     /// is sure to come. The first send of a round always leaves at once, so that a lone message is not delayed.
+    #[inline]
     pub(crate) fn doorbell(&mut self, qp: &mut D::UdQp, may_batch: bool) {
         if self.caps.send_batch <= 1 || !may_batch || !self.rung || self.held >= self.caps.send_batch {
             self.ring(qp);
@@ -152,6 +195,7 @@ impl<D: Device> Tx<D> {
     }
 
     /// Lets everything leave.
+    #[inline]
     pub(crate) fn ring(&mut self, qp: &mut D::UdQp) {
         if self.held > 0 {
             self.held = 0;
@@ -214,6 +258,12 @@ impl<D: Device> Tx<D> {
         self.links.push_back((serial, link));
     }
 
+    /// True if memory or an address handle waits for sends to leave the queue.
+    #[inline]
+    pub(crate) fn has_retired(&self) -> bool {
+        !self.retired.is_empty() || !self.links.is_empty()
+    }
+
     /// Takes memory that is no longer needed by a posted send. Order of retirement, which is nearly that of the serials.
     pub(crate) fn next_released(&mut self) -> Option<Retired> {
         let released = self.released();
@@ -221,6 +271,7 @@ impl<D: Device> Tx<D> {
     }
 
     /// Lets go of address handles that are no longer needed by a posted send.
+    #[inline]
     pub(crate) fn release_links(&mut self) {
         let done = self.done;
         while self.links.pop_front_if(|(s, _)| *s <= done).is_some() {}

@@ -1,17 +1,18 @@
 //! [`AhCache`]: the door to the cache.
 
-use std::{fmt, sync::Arc as StdArc};
+use std::{collections::BTreeMap, fmt, sync::Arc as StdArc};
 
 use uct::{Clock, Result, Time};
 
 use super::{
-    AhCacheConfig, AhCacheStats, AhRef, AhWaker, Executor, GetOptions, Grade, Invalidated, PendingAh, TryGet,
+    AhCacheConfig, AhCacheStats, AhPath, AhRef, AhWaker, Executor, GetOptions, Grade, Invalidated, PathHook, PathNews,
+    PendingAh, TryGet,
+    errands::Errand,
     shared::{Ask, Miss, Shared},
 };
 use crate::{
     device::{AhAttr, AsyncEvent, Device, GidEntry, VerbsResult},
-    sync::{Arc, Condvar, Mutex},
-    types::Gid,
+    sync::{Arc, Condvar, Mutex, Ordering},
 };
 
 /// The address handles of one memory domain. Cloning it makes another handle to the same cache; the last one closes it.
@@ -120,10 +121,42 @@ impl<D: Device> AhCache<D> {
         }
     }
 
-    /// Tells the cache what has happened; the [module's](super) table says what that does. For
-    /// [`AsyncEvent::GidChange`] and [`AsyncEvent::PortActive`] it reads the port's GID table, which may sleep.
+    /// Tells the cache what has happened; the [module's](super) table says what that does. Never sleeps: for
+    /// [`AsyncEvent::GidChange`] and [`AsyncEvent::PortActive`] the port's GID table is read as by
+    /// [`AhCache::refresh_gids`], and what that changes is not in the answer if it is not known yet.
     pub fn handle_event(&self, event: &AsyncEvent) -> Invalidated {
-        self.shared.handle_event(event)
+        Shared::handle_event(&self.shared, event)
+    }
+
+    /// Reads the GID table of a port and acts as for [`AsyncEvent::GidChange`]; `then` is called afterwards. On devices whose
+    /// calls may sleep that happens in the domain's thread (with [`Executor::Manual`] in [`AhCache::run_jobs`] or
+    /// [`AhCache::poll`]), else before this returns. Requests that come together share one reading that begins after the last.
+    /// If the cache is closed first, `then` is dropped.
+    pub fn refresh_gids(&self, port: u8, then: Option<AhWaker>) {
+        Shared::refresh_gids(&self.shared, port, then);
+    }
+
+    /// The GID table of a port as it was last read; `None` if that failed or there is no such port. No system call.
+    pub fn gids(&self, port: u8) -> Option<Vec<GidEntry>> {
+        self.shared.state.lock().gids.get(&port)?.clone()
+    }
+
+    /// How many GID tables have been read in the background, see [`AhCache::refresh_gids`]: when this has changed, references
+    /// may have been poisoned since.
+    pub fn tables_read(&self) -> u64 {
+        self.shared.tables_read.load(Ordering::Acquire)
+    }
+
+    /// True if calls of the device may sleep, so that nothing on a progress path may make them.
+    pub fn defers(&self) -> bool {
+        self.shared.queued
+    }
+
+    /// Runs `errand` where calls of the device may sleep: in the domain's thread, or with [`Executor::Manual`] in
+    /// [`AhCache::run_jobs`] and [`AhCache::poll`]. In order, and after this has returned. If the cache is closed first, it is
+    /// dropped.
+    pub fn run_errand(&self, errand: Box<dyn FnOnce() + Send>) {
+        Shared::send_errand(&self.shared, Errand::Run(errand));
     }
 
     /// The part of [`AsyncEvent::GidChange`] after reading the table, for callers that have read it already. Entries whose
@@ -144,22 +177,26 @@ impl<D: Device> AhCache<D> {
         self.invalidate(ah.attr(), ah.generation(), Grade::Stale)
     }
 
-    /// The GIDs that handles, creations and failures of this cache lead to, sorted: what a watcher of routes and
-    /// neighbours has to watch. Takes time in proportion to the cache.
-    pub fn destinations(&self) -> Vec<Gid> {
-        self.shared.destinations()
+    /// The paths that handles, creations and failures of this cache take, sorted: what a watcher of routes and neighbours
+    /// has to watch. Takes time in proportion to the cache.
+    pub fn paths(&self) -> Vec<AhPath> {
+        self.shared.paths()
     }
 
-    /// Tells that packets to `dgid` go through the neighbour `hop` (a gateway), or directly with `None`, which is what the
-    /// cache assumes: [`AsyncEvent::NeighbourChange`] of `hop` then concerns them. If that is news, the handles that lead
-    /// to `dgid` become stale. [`AhCache::destinations`] forgets routes to where nothing leads
-    /// any more.
-    pub fn set_next_hop(&self, dgid: Gid, hop: Option<Gid>) -> Invalidated {
-        self.shared.set_next_hop(dgid, hop)
+    /// From now on `hook` is told of the path of each creation before the device is asked, so that who watches routes and
+    /// neighbours can be sure to know a path before there is a handle for it. It is called in the thread that creates,
+    /// with no lock held, and must not block. There is one hook; later ones are ignored, and the result says so.
+    pub fn on_creation(&self, hook: PathHook) -> bool {
+        self.shared.creation_hook.set(hook).is_ok()
     }
 
-    /// Runs queued creations in this thread until there are none, and returns how many. For [`Executor::Manual`]. May
-    /// sleep if the device does.
+    /// Tells what has become of paths; [`PathNews`] says what that does. Takes time in proportion to the cache.
+    pub fn handle_paths(&self, news: &BTreeMap<AhPath, PathNews>) -> Invalidated {
+        self.shared.handle_paths(news)
+    }
+
+    /// Runs errands and queued creations in this thread until there are none, and returns how many. For [`Executor::Manual`].
+    /// May sleep if the device does.
     pub fn run_jobs(&self) -> usize {
         Shared::run_jobs(&self.shared)
     }

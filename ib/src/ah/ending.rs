@@ -95,6 +95,7 @@ impl<D: Device> Shared<D> {
     /// Destroys, expires and evicts what is due at `now`; returns when it wants to be called again.
     pub(super) fn poll(&self, now: Time) -> Option<Time> {
         self.note_time(now);
+        self.run_errands();
         let mut gone = Vec::new();
         let due = self.expire(now, &mut gone);
         drop(gone);
@@ -188,7 +189,6 @@ impl<D: Device> Shared<D> {
         let entries = st.table.take_all();
         let flights = st.flights.take_all();
         st.failures.clear();
-        st.hops.clear();
         let (mut handles, mut references, mut users) = (0, 0, 0);
         {
             let grave = self.grave.lock();
@@ -211,7 +211,9 @@ impl<D: Device> Shared<D> {
             }
         }
         let words = st.tags.words(users);
+        let errands = mem::take(&mut self.grave.lock().errands);
         drop(guard);
+        drop(errands);
         if handles > 0 {
             tracing::warn!(
                 "{}: closed with {handles} address handles held by {references} or more references ({words}): each is \

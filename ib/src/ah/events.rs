@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::{
-    Grade, Invalidated,
+    AhPath, Grade, Invalidated, PathNews,
     entry::Entry,
     shared::{Shared, State, Stray},
 };
@@ -13,14 +13,6 @@ use crate::{
     sync::Arc,
     types::Gid,
 };
-
-type Hops = BTreeMap<Gid, Gid>;
-
-/// The GID whose neighbour entry decides where packets to `attr` go.
-fn next_hop(hops: &Hops, attr: &AhAttr) -> Option<Gid> {
-    let dgid = attr.grh?.dgid;
-    Some(hops.get(&dgid).copied().unwrap_or(dgid))
-}
 
 impl<D: Device> State<D> {
     /// Takes an entry out of the table and marks it. Drop it after unlocking.
@@ -38,23 +30,14 @@ impl<D: Device> State<D> {
         raised
     }
 
-    /// Marks everything that `concerns` names. Entries taken out go to `removed`, to be dropped after unlocking.
-    fn invalidate(
-        &mut self,
-        grade: Grade,
-        concerns: impl Fn(&Hops, &AhAttr) -> bool,
-        removed: &mut Vec<Arc<Entry<D>>>,
-    ) -> Invalidated {
-        let hops = &self.hops;
+    /// Marks the handles that `concerns` names and returns how many that changed. Entries taken out go to `removed`, to be
+    /// dropped after unlocking.
+    fn mark(&mut self, grade: Grade, concerns: impl Fn(&AhAttr) -> bool, removed: &mut Vec<Arc<Entry<D>>>) -> usize {
         let mut found: Vec<_> =
-            self.table.iter().filter(|e| concerns(hops, &e.attr)).map(|e| (e.generation, e.hash)).collect();
+            self.table.iter().filter(|e| concerns(&e.attr)).map(|e| (e.generation, e.hash)).collect();
         found.sort_unstable();
         let strays: Vec<_> =
-            self.strays.iter().filter(|(_, s)| concerns(hops, &s.attr)).map(|(generation, _)| *generation).collect();
-        for flight in self.flights.iter_mut().filter(|f| concerns(hops, &f.attr)) {
-            flight.doom = flight.doom.max(Some(grade));
-        }
-        let forgotten = self.failures.forget(|attr| concerns(hops, attr));
+            self.strays.iter().filter(|(_, s)| concerns(&s.attr)).map(|(generation, _)| *generation).collect();
         let mut changed = found.len();
         for (generation, hash) in found {
             removed.extend(self.withdraw(hash, generation, grade));
@@ -62,6 +45,26 @@ impl<D: Device> State<D> {
         for generation in strays {
             changed += usize::from(self.raise_stray(generation, grade));
         }
+        changed
+    }
+
+    /// Has the creations done again that `concerns` names, and forgets such failures; returns how many failures those were.
+    fn restart(&mut self, grade: Grade, concerns: impl Fn(&AhAttr) -> bool) -> usize {
+        for flight in self.flights.iter_mut().filter(|f| concerns(&f.attr)) {
+            flight.doom = flight.doom.max(Some(grade));
+        }
+        self.failures.forget(concerns)
+    }
+
+    /// Both for everything that `concerns` names.
+    fn invalidate(
+        &mut self,
+        grade: Grade,
+        concerns: impl Fn(&AhAttr) -> bool,
+        removed: &mut Vec<Arc<Entry<D>>>,
+    ) -> Invalidated {
+        let forgotten = self.restart(grade, &concerns);
+        let changed = self.mark(grade, concerns, removed);
         match grade {
             Grade::Stale => Invalidated { stale: changed, forgotten, ..Invalidated::default() },
             Grade::Poisoned => Invalidated { poisoned: changed, forgotten, ..Invalidated::default() },
@@ -70,32 +73,32 @@ impl<D: Device> State<D> {
 }
 
 impl<D: Device> Shared<D> {
-    pub(super) fn handle_event(&self, event: &AsyncEvent) -> Invalidated {
+    pub(super) fn handle_event(this: &Arc<Self>, event: &AsyncEvent) -> Invalidated {
         match *event {
             AsyncEvent::NeighbourChange(gid) => {
-                self.invalidate_all(Grade::Stale, |hops, attr| next_hop(hops, attr) == Some(gid))
+                this.invalidate_all(Grade::Stale, |attr| attr.grh.is_some_and(|g| g.dgid == gid))
             }
             AsyncEvent::PortError(port) | AsyncEvent::SmChange(port) | AsyncEvent::ClientReregister(port) => {
-                self.invalidate_all(Grade::Stale, |_, attr| attr.port == port)
+                this.invalidate_all(Grade::Stale, |attr| attr.port == port)
             }
             AsyncEvent::PortActive(port) => {
                 // The table may have been filled again, with other indexes, while the port was down.
-                let by_gid = self.handle_gids(port, self.device.query_gids(port));
-                let by_port = self.invalidate_all(Grade::Stale, |_, attr| attr.port == port);
+                let by_gid = Self::refresh_gids(this, port, None);
+                let by_port = this.invalidate_all(Grade::Stale, |attr| attr.port == port);
                 Invalidated {
                     stale: by_port.stale,
                     poisoned: by_gid.poisoned,
                     forgotten: by_gid.forgotten + by_port.forgotten,
                 }
             }
-            AsyncEvent::GidChange(port) => self.handle_gids(port, self.device.query_gids(port)),
-            AsyncEvent::LidChange(port) => self.invalidate_all(Grade::Poisoned, |_, attr| attr.port == port),
-            AsyncEvent::DeviceFatal => self.invalidate_all(Grade::Poisoned, |_, _| true),
+            AsyncEvent::GidChange(port) => Self::refresh_gids(this, port, None),
+            AsyncEvent::LidChange(port) => this.invalidate_all(Grade::Poisoned, |attr| attr.port == port),
+            AsyncEvent::DeviceFatal => this.invalidate_all(Grade::Poisoned, |_| true),
             AsyncEvent::PkeyChange(_) | AsyncEvent::QpFatal(_) | AsyncEvent::Unknown(_) => Invalidated::default(),
         }
     }
 
-    fn invalidate_all(&self, grade: Grade, concerns: impl Fn(&Hops, &AhAttr) -> bool) -> Invalidated {
+    fn invalidate_all(&self, grade: Grade, concerns: impl Fn(&AhAttr) -> bool) -> Invalidated {
         let mut removed = Vec::new();
         let outcome = self.state.lock().invalidate(grade, concerns, &mut removed);
         drop(removed);
@@ -127,7 +130,7 @@ impl<D: Device> Shared<D> {
         if old.is_none() || old != new {
             outcome = st.invalidate(
                 Grade::Poisoned,
-                |_, attr| attr.port == port && attr.grh.is_some_and(|g| !is_proven_same(g.sgid)),
+                |attr| attr.port == port && attr.grh.is_some_and(|g| !is_proven_same(g.sgid)),
                 &mut removed,
             );
         }
@@ -147,33 +150,31 @@ impl<D: Device> Shared<D> {
         raised
     }
 
-    pub(super) fn set_next_hop(&self, dgid: Gid, hop: Option<Gid>) -> Invalidated {
+    pub(super) fn handle_paths(&self, news: &BTreeMap<AhPath, PathNews>) -> Invalidated {
+        let of = |attr: &AhAttr| AhPath::of(attr).and_then(|path| news.get(&path)).copied();
         let mut removed = Vec::new();
         let mut st = self.state.lock();
-        let hop = hop.filter(|h| *h != dgid);
-        let old = match hop {
-            Some(hop) => st.hops.insert(dgid, hop),
-            None => st.hops.remove(&dgid),
-        };
-        let outcome = match old == hop {
-            true => Invalidated::default(),
-            false => st.invalidate(Grade::Stale, |_, attr| attr.grh.is_some_and(|g| g.dgid == dgid), &mut removed),
-        };
+        let mut outcome =
+            Invalidated { forgotten: st.failures.forget(|a| of(a) == Some(PathNews::Found)), ..Default::default() };
+        // Most news are that somebody answers, and concern no handle.
+        if news.values().any(|n| *n > PathNews::Found) {
+            outcome.forgotten += st.restart(Grade::Stale, |a| of(a) == Some(PathNews::Moved));
+            outcome.stale = st.mark(Grade::Stale, |a| of(a) > Some(PathNews::Found), &mut removed);
+        }
         drop(st);
         drop(removed);
         outcome
     }
 
-    pub(super) fn destinations(&self) -> Vec<Gid> {
+    pub(super) fn paths(&self) -> Vec<AhPath> {
         let mut st = self.state.lock();
-        let of = |attr: &AhAttr| attr.grh.map(|g| g.dgid);
-        let mut all: Vec<Gid> = st.table.iter().filter_map(|e| of(&e.attr)).collect();
-        all.extend(st.strays.values().filter_map(|s| of(&s.attr)));
-        all.extend(st.flights.iter_mut().filter_map(|f| of(&f.attr)));
-        all.extend(st.failures.keys().filter_map(of));
+        let mut all: Vec<AhPath> = st.table.iter().filter_map(|e| AhPath::of(&e.attr)).collect();
+        all.extend(st.strays.values().filter_map(|s| AhPath::of(&s.attr)));
+        all.extend(st.flights.iter_mut().filter_map(|f| AhPath::of(&f.attr)));
+        all.extend(st.failures.keys().filter_map(AhPath::of));
+        drop(st);
         all.sort_unstable();
         all.dedup();
-        st.hops.retain(|dgid, _| all.binary_search(dgid).is_ok());
         all
     }
 }

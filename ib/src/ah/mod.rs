@@ -20,17 +20,18 @@
 //! - A reference may be dropped anywhere: dropping takes no lock that is held for long and never calls the device.
 //! - Closing gives up the cache's own references; each handle dies with its last holder.
 //!
-//! What [`AhCache::handle_event`] does:
+//! What [`AhCache::handle_event`] does; [`AhCache::handle_paths`] is the same for news of routes and neighbours, by path:
 //!
 //! | event | entries | grade |
 //! |---|---|---|
-//! | neighbour changed | whose next hop it is | stale |
+//! | link address behind a GID changed | that lead to the GID | stale |
 //! | port active or down, SM change, client reregister | of the port | stale |
 //! | GID table changed (read again, also when a port becomes active) | whose local GID is gone or has moved | poisoned |
 //! | LID changed | of the port | poisoned |
 //! | device fatal | all | poisoned |
 //!
-//! An event also restarts the creations it concerns and forgets the failures it concerns.
+//! An event also restarts the creations it concerns and forgets the failures it concerns. On devices whose calls may sleep
+//! the GID table is read a moment later, by the domain's thread: [`AhCache::tables_read`] counts up when it has been.
 //!
 //! One mutex guards all state. A hit holds it for some nanoseconds; no callback, no system call and no device call happens
 //! under it (the clock passed in is read under it, and must not call back).
@@ -39,9 +40,11 @@ mod cache;
 mod config;
 mod ending;
 mod entry;
+mod errands;
 mod events;
 mod explain;
 mod flight;
+mod path;
 mod shared;
 mod table;
 mod tags;
@@ -64,3 +67,4 @@ pub use config::{
 };
 pub use entry::AhRef;
 pub use flight::PendingAh;
+pub use path::{AhPath, PathHook, PathNews};

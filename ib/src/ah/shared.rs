@@ -2,16 +2,21 @@
 //! polled ([`ending`](super::ending)); [`threads`](super::threads) or the owner does the telling.
 //!
 //! Two locks: `state`, and `grave`, which may be taken while `state` is held but not the other way round. The device, the
-//! wakers and the drops of entries are called with neither. A third, `reaping`, makes those take turns who destroy; nobody
-//! else waits for it, and the other two are taken inside it.
+//! wakers and the drops of entries are called with neither. A third, `reaping`, makes those take turns who destroy, and a
+//! fourth, `running_errand`, those who run errands; nobody else waits for them, and the first two are taken inside them.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::OnceLock,
+    time::Duration,
+};
 
 use uct::{Clock, Time};
 
 use super::{
-    AhCacheConfig, AhCacheStats, AhRef, AhTtl, AhWaker, Executor, Origin,
+    AhCacheConfig, AhCacheStats, AhPath, AhRef, AhTtl, AhWaker, Executor, Origin, PathHook,
     entry::{Entry, Status},
+    errands::Errand,
     explain,
     flight::{Failures, Flight, Flights, Outcome, Ticket},
     table::{KeyHasher, Table, is_past_ttl},
@@ -20,7 +25,6 @@ use super::{
 use crate::{
     device::{AhAttr, Device, GidEntry, VerbsError, VerbsResult},
     sync::{Arc, AtomicU64, Condvar, Mutex, MutexGuard, Ordering},
-    types::Gid,
 };
 
 /// Buckets looked at when an entry is added to a table above its bound: small tables are swept whole.
@@ -35,9 +39,10 @@ pub(super) struct Dead<D: Device> {
     pub(super) ah: D::Ah,
 }
 
-/// Where dead handles wait for the reaper, and what wakes the domain's thread.
+/// Where dead handles wait for the reaper and errands for whom may sleep, and what wakes the domain's thread.
 pub(super) struct Grave<D: Device> {
     pub(super) dead: Vec<Dead<D>>,
+    pub(super) errands: VecDeque<Errand>,
     /// Set to make the domain's thread look at the state.
     pub(super) kicked: bool,
 }
@@ -45,7 +50,7 @@ pub(super) struct Grave<D: Device> {
 impl<D: Device> Grave<D> {
     #[cfg(not(uct_loom))]
     pub(super) fn is_quiet(&self) -> bool {
-        self.dead.is_empty() && !self.kicked
+        self.dead.is_empty() && self.errands.is_empty() && !self.kicked
     }
 }
 
@@ -77,8 +82,6 @@ pub(super) struct State<D: Device> {
     pub(super) flights: Flights<D>,
     pub(super) failures: Failures,
     pub(super) strays: BTreeMap<u64, Stray>,
-    /// Next hops of destinations that are reached through a gateway, as far as anybody told.
-    pub(super) hops: BTreeMap<Gid, Gid>,
     /// The GID tables last read, by port; `None` after a failed read.
     pub(super) gids: BTreeMap<u8, Option<Vec<GidEntry>>>,
     pub(super) tags: Tags,
@@ -124,7 +127,8 @@ pub(super) struct Shared<D: Device> {
     pub(super) device: std::sync::Arc<D>,
     pub(super) name: String,
     ah_max: usize,
-    /// True if creations are queued instead of being run by the get that misses.
+    /// True if calls of the device may sleep: creations are queued instead of being run by the get that misses, GID tables are
+    /// read on an errand.
     pub(super) queued: bool,
     pub(super) cfg: AhCacheConfig,
     pub(super) hasher: KeyHasher,
@@ -140,6 +144,12 @@ pub(super) struct Shared<D: Device> {
     pub(super) reaping: Mutex<()>,
     /// Signalled when the domain's thread has something to do. Goes with `grave`.
     pub(super) domain_wake: Condvar,
+    /// See [`AhCache::on_creation`](super::AhCache::on_creation).
+    pub(super) creation_hook: OnceLock<PathHook>,
+    /// Held while an errand is run. The other locks may be taken inside it.
+    pub(super) running_errand: Mutex<()>,
+    /// GID tables that were read on an errand.
+    pub(super) tables_read: AtomicU64,
 }
 
 impl<D: Device> Shared<D> {
@@ -164,7 +174,6 @@ impl<D: Device> Shared<D> {
                 flights: Flights::new(),
                 failures: Failures::new(),
                 strays: BTreeMap::new(),
-                hops: BTreeMap::new(),
                 gids,
                 tags: Tags::default(),
                 stats: AhCacheStats::default(),
@@ -176,9 +185,12 @@ impl<D: Device> Shared<D> {
                 threads: ThreadCounts::default(),
             }),
             queue_ready: Condvar::new(),
-            grave: Mutex::new(Grave { dead: Vec::new(), kicked: false }),
+            grave: Mutex::new(Grave { dead: Vec::new(), errands: VecDeque::new(), kicked: false }),
             reaping: Mutex::new(()),
             domain_wake: Condvar::new(),
+            creation_hook: OnceLock::new(),
+            running_errand: Mutex::new(()),
+            tables_read: AtomicU64::new(0),
             device,
         }
     }
@@ -337,9 +349,9 @@ impl<D: Device> Shared<D> {
         drop(guard);
     }
 
-    /// Runs queued creations in this thread until there is none left that nobody else runs; returns how many.
+    /// Runs errands and queued creations in this thread until there is none left that nobody else runs; returns how many.
     pub(super) fn run_jobs(this: &Arc<Self>) -> usize {
-        let mut count = 0;
+        let mut count = this.run_errands();
         loop {
             let next = this.state.lock().flights.start_next(usize::MAX);
             let Some(generation) = next else { return count };
@@ -362,6 +374,9 @@ impl<D: Device> Shared<D> {
             guard.creating += 1;
             let destroyed = guard.stats.destroyed;
             drop(guard);
+            if let (Some(hook), Some(path)) = (this.creation_hook.get(), AhPath::of(&attr)) {
+                hook(&path);
+            }
             let result = this.create(&attr, destroyed);
             if let Some(outcome) = Self::land(this, generation, &attr, result) {
                 return outcome;

@@ -1,6 +1,7 @@
 use std::{
+    collections::BTreeMap,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -812,25 +813,82 @@ fn events_map_to_grades() {
     }
 }
 
+/// The path of [`key`]`(n)`.
+fn path(n: u32) -> AhPath {
+    AhPath { dgid: peer_gid(n), sgid: local_gid(0), port: 1 }
+}
+
+fn news(all: &[(AhPath, PathNews)]) -> BTreeMap<AhPath, PathNews> {
+    all.iter().copied().collect()
+}
+
+/// Two local GIDs may reach one peer through two gateways: only one of them has changed.
 #[test]
-fn a_neighbour_event_concerns_whoever_goes_through_that_gateway() {
-    let rig = Rig::of(AhTtl::Infinite);
-    let (gateway, other_gateway) = (peer_gid(254), peer_gid(253));
-    assert_eq!(rig.cache.set_next_hop(peer_gid(1), Some(gateway)), Invalidated::default());
-    let routed = rig.get(1);
-    let direct = rig.get(2);
-    assert_eq!(rig.cache.destinations(), [peer_gid(1), peer_gid(2)]);
-    rig.cache.handle_event(&AsyncEvent::NeighbourChange(peer_gid(1)));
-    assert!(!routed.is_stale(), "not the next hop");
-    rig.cache.handle_event(&AsyncEvent::NeighbourChange(gateway));
-    assert!(routed.is_stale() && !direct.is_stale());
-    drop(routed);
-    let routed = rig.get(1);
-    assert_eq!(rig.cache.set_next_hop(peer_gid(1), Some(gateway)).stale, 0, "no news");
-    assert_eq!(rig.cache.set_next_hop(peer_gid(1), Some(other_gateway)).stale, 1, "another gateway is news");
-    assert!(routed.is_stale());
-    drop((routed, direct));
-    rig.end();
+fn news_of_a_path_concern_exactly_that_path() {
+    for ttl in [AhTtl::Bypass, AhTtl::Infinite] {
+        let rig = Rig::of(ttl);
+        let (near, far) = (rig.get(1), rig.get(2));
+        let mut other = key(1);
+        other.grh.as_mut().unwrap().sgid = local_gid(1);
+        let other = rig.cache.get(&other, "test").unwrap();
+        assert_eq!(rig.cache.paths(), [path(1), AhPath { sgid: local_gid(1), ..path(1) }, path(2)]);
+        let elsewhere = AhPath { port: 2, ..path(1) };
+        assert_eq!(rig.cache.handle_paths(&news(&[(elsewhere, PathNews::Moved)])), Invalidated::default());
+        for what in [PathNews::Moved, PathNews::Lost] {
+            let mine = rig.get(1);
+            let outcome = rig.cache.handle_paths(&news(&[(path(1), what), (path(2), PathNews::Found)]));
+            assert!(outcome.stale > 0 && mine.is_stale() && near.is_stale(), "{what:?} at {ttl:?}");
+            assert!(!mine.is_poisoned() && !far.is_stale() && !other.is_stale());
+            assert_eq!(rig.cache.handle_paths(&news(&[(path(1), what)])), Invalidated::default(), "no news");
+        }
+        drop((near, far, other));
+        rig.end();
+    }
+}
+
+#[test]
+fn news_of_a_path_and_what_is_remembered_of_failures() {
+    for (what, forgets) in [(PathNews::Found, true), (PathNews::Lost, false), (PathNews::Moved, true)] {
+        let rig = Rig::of(AhTtl::Infinite);
+        rig.device.set_broken(peer_gid(1), libc::ETIMEDOUT);
+        failed(rig.cache.try_get(&key(1), LOCAL));
+        assert_eq!(rig.cache.paths(), [path(1)], "failures are watched too");
+        rig.device.set_broken(peer_gid(1), 0);
+        let outcome = rig.cache.handle_paths(&news(&[(path(1), what)]));
+        assert_eq!(outcome, Invalidated { forgotten: usize::from(forgets), ..Invalidated::default() });
+        let again = rig.cache.try_get(&key(1), LOCAL);
+        assert_eq!(matches!(again, TryGet::Ready(_)), forgets, "{what:?}");
+        drop(again);
+        rig.end();
+    }
+}
+
+/// A handle may be made of what was true before the news. Of a neighbour that fails, the creation hears by itself, and
+/// doing it again would only make its error late.
+#[test]
+fn only_a_path_that_moved_has_its_creations_done_again() {
+    for (what, calls) in [(PathNews::Found, 1), (PathNews::Lost, 1), (PathNews::Moved, 2)] {
+        let rig = Rig::queued(AhTtl::Infinite);
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let told = seen.clone();
+        assert!(rig.cache.on_creation(Arc::new(move |p| told.lock().unwrap().push(*p))));
+        assert!(!rig.cache.on_creation(Arc::new(|_| panic!("there is one already"))));
+        let token = pending(rig.cache.try_get(&key(1), LOCAL));
+        assert!(seen.lock().unwrap().is_empty(), "not by the get");
+        let (cache, order) = (rig.cache.clone(), seen.clone());
+        let once = AtomicUsize::new(0);
+        rig.device.set_hook(move |_| {
+            assert!(!order.lock().unwrap().is_empty(), "told before the device is asked");
+            if once.fetch_add(1, Ordering::Relaxed) == 0 {
+                cache.handle_paths(&news(&[(path(1), what)]));
+            }
+        });
+        rig.cache.run_jobs();
+        assert!(!ready(token.take()).is_stale());
+        assert_eq!((rig.device.calls(), seen.lock().unwrap().len()), (calls, calls as usize), "{what:?}");
+        rig.device.clear_hook();
+        rig.end();
+    }
 }
 
 #[test]
@@ -973,4 +1031,67 @@ fn counters_add_up() {
     assert_eq!(rig.cache.stats(), expected);
     drop(a);
     rig.end();
+}
+
+// Errands.
+
+#[test]
+fn where_calls_sleep_an_event_leaves_reading_the_table_to_who_may() {
+    let rig = Rig::queued(AhTtl::Infinite);
+    let token = pending(rig.cache.try_get(&key(1), LOCAL));
+    rig.cache.run_jobs();
+    let ah = ready(token.take());
+    rig.device.set_gids(vec![gid_entry(5, local_gid(0))]);
+    let woken = Arc::new(AtomicUsize::new(0));
+    for _ in 0..3 {
+        let outcome = rig.cache.handle_event(&AsyncEvent::GidChange(1));
+        assert_eq!(outcome, Invalidated::default());
+        rig.cache.refresh_gids(1, Some(counting(&woken)));
+    }
+    assert!(!ah.is_poisoned() && rig.cache.gids(1).unwrap()[0].index == 0);
+    assert_eq!((rig.cache.tables_read(), woken.load(Ordering::Relaxed)), (0, 0));
+    assert_eq!(rig.cache.run_jobs(), 1, "one reading serves all who asked before it");
+    assert!(ah.is_poisoned());
+    assert_eq!(rig.cache.gids(1).unwrap(), [gid_entry(5, local_gid(0))]);
+    assert_eq!((rig.cache.tables_read(), woken.load(Ordering::Relaxed)), (1, 3));
+    assert!(rig.cache.gids(2).is_none());
+    drop(ah);
+    rig.end();
+}
+
+#[test]
+fn errands_run_in_order_and_end_with_the_cache() {
+    let rig = Rig::queued(AhTtl::Infinite);
+    let order = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let errand = |n: u32| {
+        let order = order.clone();
+        Box::new(move || order.lock().unwrap().push(n))
+    };
+    rig.cache.run_errand(errand(1));
+    rig.cache.run_errand(errand(2));
+    assert!(order.lock().unwrap().is_empty());
+    rig.poll();
+    assert_eq!(*order.lock().unwrap(), [1, 2]);
+    rig.cache.run_errand(errand(3));
+    rig.cache.close();
+    rig.cache.run_errand(errand(4));
+    assert_eq!(Arc::strong_count(&order), 1, "what will never run is dropped");
+    rig.poll();
+    assert_eq!(*order.lock().unwrap(), [1, 2]);
+    rig.end();
+}
+
+#[test]
+fn the_domain_thread_runs_errands_before_there_was_any_get() {
+    let device = FakeDevice::new(true);
+    let cfg = AhCacheConfig { executor: Executor::Threads { helpers: 1 }, ..AhCacheConfig::default() };
+    let cache = AhCache::new(Arc::clone(&device), cfg, Arc::new(uct::time::MonotonicClock::new()));
+    let (done, wait) = std::sync::mpsc::channel();
+    for n in 0..3 {
+        device.set_gids(vec![gid_entry(n, local_gid(0))]);
+        let done = done.clone();
+        cache.refresh_gids(1, Some(Arc::new(move || done.send(()).unwrap())));
+        wait.recv_timeout(Duration::from_secs(60)).expect("it is read");
+        assert_eq!(cache.gids(1).unwrap()[0].index, n);
+    }
 }

@@ -1,7 +1,7 @@
 //! The threads that drive a [`Shared`] whose executor is [`Executor::Threads`]: helpers, in which creations sleep, and the
-//! domain's thread, which destroys and expires.
+//! domain's thread, which destroys, expires and runs [errands](super::errands).
 //!
-//! All are started by the first get that needs them. Helpers end when they have had nothing to do for a while. The domain's
+//! All are started by the first get or errand that needs them. Helpers end when they have had nothing to do for a while. The domain's
 //! thread ends when the cache is closed and the last handle is destroyed, however long a holder keeps it; so nobody ever
 //! waits for these threads.
 
@@ -39,20 +39,35 @@ impl<D: Device> Shared<D> {
         if max == 0 {
             return Wanted { helper: false, domain: false };
         }
-        let domain = !st.threads.domain;
-        st.threads.domain = true;
+        let domain = self.wants_domain(st);
         let helper = self.queued && st.flights.queued_len() > st.threads.idle_helpers && st.threads.helpers < max;
         st.threads.helpers += usize::from(helper);
         Wanted { helper, domain }
     }
 
+    /// Counts the domain's thread in, if it has to be started.
+    fn wants_domain(&self, st: &mut State<D>) -> bool {
+        matches!(self.cfg.executor, Executor::Threads { .. }) && !std::mem::replace(&mut st.threads.domain, true)
+    }
+
+    /// Sees to it that somebody runs what was queued for the domain's thread. False if nobody will.
+    pub(super) fn call_domain(this: &Arc<Self>) -> bool {
+        let domain = this.wants_domain(&mut this.state.lock());
+        this.domain_wake.notify_one();
+        !domain || Self::start_domain(this)
+    }
+
+    fn start_domain(this: &Arc<Self>) -> bool {
+        let Err(e) = Self::start(this, "ah-domain", Self::domain) else { return true };
+        tracing::warn!("{}: cannot start the thread that destroys address handles ({e})", this.device_name());
+        this.state.lock().threads.domain = false;
+        false
+    }
+
     /// Starts what [`Shared::wanted_threads`] found missing and wakes a helper for the flight that was queued.
     pub(super) fn start_threads(this: &Arc<Self>, wanted: Wanted) {
-        if wanted.domain
-            && let Err(e) = Self::start(this, "ah-domain", Self::domain)
-        {
-            tracing::warn!("{}: cannot start the thread that destroys address handles ({e})", this.device_name());
-            this.state.lock().threads.domain = false;
+        if wanted.domain {
+            Self::start_domain(this);
         }
         if wanted.helper
             && let Err(e) = Self::start(this, "ah-helper", Self::help)

@@ -17,12 +17,13 @@ use super::{
     handles::{Ah, Context, Mr, Pd},
     list,
     qp::RdmaQp,
+    removal::Removal,
     warm,
 };
 use crate::{
     device::{
-        Access, AhAttr, AsyncEvent, Device, DeviceAttr, GidEntry, LinkLayer, MrKeys, PortAttr, QpInit, VerbsError,
-        VerbsResult,
+        Access, AhAttr, AsyncEvent, Device, DeviceAttr, GidEntry, LinkLayer, MrKeys, PortAttr, QpInit, QueueLimits,
+        VerbsError, VerbsResult,
     },
     types::PKey,
 };
@@ -66,20 +67,8 @@ pub struct RdmaDevice {
     quiet_at: AtomicU64,
     /// The device is gone, and that has been told.
     dead: AtomicBool,
-}
-
-/// Why a device cannot be opened. Out of memory has two meanings: that of the device, which holds so many processes, and that
-/// of this process, which may lock so much.
-pub(super) fn open_error(name: &str, e: &VerbsError) -> Error {
-    let hint = match (e.call, e.errno) {
-        ("open_device", libc::ENOMEM) => {
-            "; this is a limit of the device, not of locked memory: dmesg says which. Each process that has it open takes a \
-             place: end some"
-                .to_string()
-        }
-        _ => crate::md::memlock_hint(e),
-    };
-    Error::new(ErrorKind::NoDevice, format!("{name}: {} failed{hint}", e.call)).with_errno(e.errno)
+    removal: Option<Removal>,
+    limits: QueueLimits,
 }
 
 impl RdmaDevice {
@@ -93,11 +82,15 @@ impl RdmaDevice {
         {
             return Err(Error::new(ErrorKind::NoDevice, format!("{name}: {why}")));
         }
-        Self::try_open(name).map_err(|e| open_error(name, &e))
+        Self::try_open(name).map_err(|e| {
+            let text = format!("{name}: {} failed: {}", e.call, list::open_hint(&e));
+            Error::new(ErrorKind::NoDevice, text).with_errno(e.errno)
+        })
     }
 
     fn try_open(name: &str) -> VerbsResult<Arc<RdmaDevice>> {
-        let (ctx, sysfs) = list::open(name)?;
+        let (ctx, sysfs, file) = list::open(name)?;
+        let removal = Removal::watch(&file);
         let attr = ctx.query_device()?;
         let (mut link, mut gid_slots) = (Vec::new(), 0);
         for port in 1..=attr.phys_port_cnt {
@@ -118,11 +111,18 @@ impl RdmaDevice {
             mrs: Mutex::default(),
             quiet_at: AtomicU64::new(0),
             dead: AtomicBool::new(false),
+            removal,
+            limits: attr::queue_limits(&attr),
         }))
     }
 
     pub(super) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// True if there is a port whose address handles hold link addresses.
+    pub(super) fn has_ethernet(&self) -> bool {
+        self.link.contains(&LinkLayer::Ethernet)
     }
 
     pub(super) fn pd(&self) -> &Arc<Pd> {
@@ -154,6 +154,11 @@ impl RdmaDevice {
         place.and_then(|p| self.link.get(p).copied()).ok_or(VerbsError::new(call, libc::EINVAL))
     }
 
+    /// After a fatal event nothing new is made, also on devices that would.
+    fn alive(&self, call: &'static str) -> VerbsResult<()> {
+        if self.dead.load(Ordering::Acquire) { Err(VerbsError::new(call, libc::EIO)) } else { Ok(()) }
+    }
+
     /// The local GID of an address handle: where it is in the table.
     fn local_gid(&self, attr: &AhAttr, link: LinkLayer) -> VerbsResult<u8> {
         let Some(grh) = &attr.grh else { return Ok(0) };
@@ -178,6 +183,9 @@ impl std::fmt::Debug for RdmaDevice {
 
 impl Drop for RdmaDevice {
     fn drop(&mut self) {
+        if !self.ctx().is_here() {
+            return;
+        }
         for (lkey, mr) in self.mrs.get_mut().drain() {
             if let Err(e) = mr.dereg() {
                 tracing::debug!("{}: lkey {lkey:#x} at close: {e}", self.name);
@@ -217,6 +225,7 @@ impl Device for RdmaDevice {
     }
 
     fn create_ah(&self, attr: &AhAttr) -> VerbsResult<RdmaAh> {
+        self.alive("create_ah")?;
         let link = self.link_of("create_ah", attr.port)?;
         let sgid_index = self.local_gid(attr, link)?;
         Ah::create(&self.pd, attr::ah(attr, sgid_index)).map(RdmaAh)
@@ -227,6 +236,7 @@ impl Device for RdmaDevice {
     }
 
     fn reg_mr(&self, block: &Arc<Block>, access: Access) -> VerbsResult<MrKeys> {
+        self.alive("reg_mr")?;
         let mr = Mr::reg(&self.pd, block, attr::access(access))?;
         let (lkey, rkey) = mr.keys();
         self.mrs.lock().insert(lkey, mr);
@@ -239,8 +249,13 @@ impl Device for RdmaDevice {
     }
 
     fn create_ud_qp(self: &Arc<Self>, init: &QpInit) -> VerbsResult<RdmaQp> {
+        self.alive("create_qp")?;
         self.link_of("create_qp", init.port)?;
         RdmaQp::create(self.clone(), init)
+    }
+
+    fn queue_limits(&self) -> QueueLimits {
+        self.limits
     }
 
     fn poll_async_event(&self) -> Option<AsyncEvent> {
@@ -253,6 +268,7 @@ impl Device for RdmaDevice {
         }
         let event = match self.ctx().async_event() {
             Ok(Some(raw)) => attr::event(&raw),
+            Ok(None) if self.removal.as_ref().is_some_and(Removal::has_happened) => AsyncEvent::DeviceFatal,
             Ok(None) => {
                 self.quiet_at.store(now, Ordering::Relaxed);
                 return None;

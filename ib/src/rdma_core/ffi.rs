@@ -6,9 +6,12 @@
 
 use std::{
     ffi::{CStr, CString, c_void},
+    io,
     mem::{offset_of, size_of, transmute},
+    os::fd::RawFd,
     ptr::NonNull,
     sync::OnceLock,
+    time::Duration,
 };
 
 use rdma_sys::{
@@ -52,7 +55,7 @@ zero!(
 
 /// The errno of this thread.
 pub(super) fn last_errno() -> i32 {
-    std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+    io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
 }
 
 /// Milliseconds of a clock that is coarse (a few of them) and read without a system call.
@@ -149,6 +152,18 @@ pub(super) fn query_gid_table(ctx: NonNull<ibv_context>, entries: &mut [ibv_gid_
     )
 }
 
+/// True if a fork can tear registered memory from the parent unless `ibv_fork_init` prevents it. Older libraries do not tell,
+/// and then nothing is claimed.
+pub(super) fn fork_needs_care() -> bool {
+    // SAFETY: a literal that ends in a zero byte.
+    let f = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"ibv_is_fork_initialized".as_ptr()) };
+    // SAFETY: the function of this name has this signature in every version of the library; null becomes `None`.
+    let f = unsafe { transmute::<*mut c_void, Option<unsafe extern "C" fn() -> i32>>(f) };
+    // `IBV_FORK_DISABLED` is 0, `IBV_FORK_UNNEEDED` 2.
+    // SAFETY: a function without arguments.
+    f.is_some_and(|f| unsafe { f() } == 0)
+}
+
 /// The name of a network interface of this namespace.
 pub(super) fn netdev_name(index: u32) -> Option<String> {
     let mut name = [0 as libc::c_char; libc::IF_NAMESIZE];
@@ -166,6 +181,21 @@ pub(super) fn netdev_index(name: &str) -> u32 {
     let Ok(name) = CString::new(name) else { return 0 };
     // SAFETY: a string that ends in a zero byte.
     unsafe { libc::if_nametoindex(name.as_ptr()) }
+}
+
+/// Waits until one of the fds is readable, or in an error that reading tells of; no longer than `timeout`.
+pub(super) fn wait_readable(fds: &[RawFd], timeout: Option<Duration>) -> io::Result<()> {
+    let mut polled: Vec<_> = fds.iter().map(|&fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }).collect();
+    let millis = timeout.map_or(-1, |t| i32::try_from(t.as_millis()).unwrap_or(i32::MAX));
+    // SAFETY: as many structures as are told.
+    match unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, millis) } {
+        0.. => Ok(()),
+        // A signal: the caller looks and waits again.
+        _ => match io::Error::last_os_error() {
+            e if e.kind() == io::ErrorKind::Interrupted => Ok(()),
+            e => Err(e),
+        },
+    }
 }
 
 /// The bytes of a GID.

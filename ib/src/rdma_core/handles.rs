@@ -12,7 +12,7 @@ use rdma_sys::{
     ibv_mr, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_create_send_ops_flags as SendOps, ibv_qp_ex,
     ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_init_attr_mask as InitMask, ibv_qp_state, ibv_qp_type,
 };
-use uct::mem::Block;
+use uct::{fork::Birth, mem::Block};
 
 use super::ffi::{self, Zero, check, last_errno, object};
 use crate::{
@@ -38,8 +38,12 @@ fn nonblocking(fd: RawFd) -> VerbsResult<()> {
     if rc < 0 { Err(VerbsError::new("fcntl", last_errno())) } else { Ok(()) }
 }
 
-/// An open device.
-pub(super) struct Context(NonNull<ibv_context>);
+/// An open device. All that is made from it leads back here, also to ask whether it is this process's to destroy: after a
+/// fork a child's destroy calls would reach the parent's objects, so its drops do nothing.
+pub(super) struct Context {
+    ptr: NonNull<ibv_context>,
+    born: Birth,
+}
 
 // SAFETY: H2.
 unsafe impl Send for Context {}
@@ -52,25 +56,30 @@ impl Context {
     pub(super) unsafe fn open(device: NonNull<ibv_device>) -> VerbsResult<Context> {
         // SAFETY: the caller's promise.
         let ctx = object("open_device", unsafe { rdma_sys::ibv_open_device(device.as_ptr()) })?;
-        let ctx = Context(ctx);
+        let ctx = Context { ptr: ctx, born: Birth::here() };
         // Events are looked for, never waited for.
         nonblocking(ctx.async_fd())?;
         Ok(ctx)
     }
 
     pub(super) fn ptr(&self) -> NonNull<ibv_context> {
-        self.0
+        self.ptr
+    }
+
+    /// False in a process that was forked since it was opened.
+    pub(super) fn is_here(&self) -> bool {
+        self.born.is_here()
     }
 
     fn async_fd(&self) -> RawFd {
         // SAFETY: H1; the field does not change.
-        unsafe { (*self.0.as_ptr()).async_fd }
+        unsafe { (*self.ptr.as_ptr()).async_fd }
     }
 
     pub(super) fn query_device(&self) -> VerbsResult<ibv_device_attr> {
         let mut attr = ibv_device_attr::zero();
         // SAFETY: H1, and a structure to fill.
-        let rc = unsafe { rdma_sys::ibv_query_device(self.0.as_ptr(), &raw mut attr) };
+        let rc = unsafe { rdma_sys::ibv_query_device(self.ptr.as_ptr(), &raw mut attr) };
         check("query_device", rc)?;
         Ok(attr)
     }
@@ -78,7 +87,7 @@ impl Context {
     pub(super) fn query_gid(&self, port: u8, index: i32) -> VerbsResult<Gid> {
         let mut gid = ibv_gid::zero();
         // SAFETY: H1, and a structure to fill.
-        let rc = unsafe { rdma_sys::ibv_query_gid(self.0.as_ptr(), port, index, &raw mut gid) };
+        let rc = unsafe { rdma_sys::ibv_query_gid(self.ptr.as_ptr(), port, index, &raw mut gid) };
         check("query_gid", rc)?;
         Ok(Gid(ffi::gid_bytes(&gid)))
     }
@@ -87,7 +96,7 @@ impl Context {
     pub(super) fn query_pkey(&self, port: u8, index: i32) -> VerbsResult<u16> {
         let mut pkey = 0u16;
         // SAFETY: H1, and a number to fill.
-        let rc = unsafe { rdma_sys::ibv_query_pkey(self.0.as_ptr(), port, index, &raw mut pkey) };
+        let rc = unsafe { rdma_sys::ibv_query_pkey(self.ptr.as_ptr(), port, index, &raw mut pkey) };
         check("query_pkey", rc)?;
         Ok(u16::from_be(pkey))
     }
@@ -97,7 +106,7 @@ impl Context {
     pub(super) fn async_event(&self) -> VerbsResult<Option<RawEvent>> {
         let mut event = std::mem::MaybeUninit::<ibv_async_event>::zeroed();
         // SAFETY: H1, and a structure to fill.
-        let rc = unsafe { rdma_sys::ibv_get_async_event(self.0.as_ptr(), event.as_mut_ptr()) };
+        let rc = unsafe { rdma_sys::ibv_get_async_event(self.ptr.as_ptr(), event.as_mut_ptr()) };
         if rc != 0 {
             let errno = last_errno();
             let none = errno == libc::EAGAIN || errno == libc::EINTR;
@@ -125,8 +134,11 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
+        if !self.is_here() {
+            return;
+        }
         // SAFETY: H1, and everything made from it is gone (H2).
-        destroyed("context", unsafe { rdma_sys::ibv_close_device(self.0.as_ptr()) });
+        destroyed("context", unsafe { rdma_sys::ibv_close_device(self.ptr.as_ptr()) });
     }
 }
 
@@ -185,6 +197,9 @@ impl Pd {
 
 impl Drop for Pd {
     fn drop(&mut self) {
+        if !self.ctx.is_here() {
+            return;
+        }
         // SAFETY: H1.
         destroyed("protection domain", unsafe { rdma_sys::ibv_dealloc_pd(self.ptr.as_ptr()) });
     }
@@ -316,6 +331,9 @@ impl Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
+        if !self.ctx.is_here() {
+            return;
+        }
         // SAFETY: H1; its queues are gone (H2).
         destroyed("completion channel", unsafe { rdma_sys::ibv_destroy_comp_channel(self.ptr.as_ptr()) });
     }
@@ -324,7 +342,7 @@ impl Drop for Channel {
 /// A completion queue.
 pub(super) struct Cq {
     ptr: NonNull<ibv_cq>,
-    _channel: Arc<Channel>,
+    channel: Arc<Channel>,
 }
 
 // SAFETY: H2.
@@ -336,7 +354,7 @@ impl Cq {
         let (ctx, chan) = (channel.ctx.ptr().as_ptr(), channel.ptr.as_ptr());
         // SAFETY: an open context and a channel of it.
         let cq = unsafe { rdma_sys::ibv_create_cq(ctx, depth, std::ptr::null_mut(), chan, 0) };
-        Ok(Cq { ptr: object("create_cq", cq)?, _channel: channel.clone() })
+        Ok(Cq { ptr: object("create_cq", cq)?, channel: channel.clone() })
     }
 
     pub(super) fn ptr(&self) -> NonNull<ibv_cq> {
@@ -352,6 +370,9 @@ impl Cq {
 
 impl Drop for Cq {
     fn drop(&mut self) {
+        if !self.channel.ctx.is_here() {
+            return;
+        }
         // SAFETY: H1; its queue pair is gone (H2), and its events are acknowledged as soon as they are read.
         destroyed("completion queue", unsafe { rdma_sys::ibv_destroy_cq(self.ptr.as_ptr()) });
     }
@@ -373,7 +394,7 @@ pub(super) struct Qp {
     done: bool,
     pub(super) send_cq: Cq,
     pub(super) recv_cq: Cq,
-    _pd: Arc<Pd>,
+    pd: Arc<Pd>,
 }
 
 // SAFETY: H2.
@@ -395,7 +416,7 @@ impl Qp {
         ex.pd = pd.ptr.as_ptr();
         ex.send_ops_flags = u64::from(SendOps::IBV_QP_EX_WITH_SEND.0);
         if let Ok(ptr) = ffi::create_qp_ex(pd.ctx.ptr(), &mut ex) {
-            let mut qp = Qp { ptr, ex: None, done: false, send_cq, recv_cq, _pd: pd.clone() };
+            let mut qp = Qp { ptr, ex: None, done: false, send_cq, recv_cq, pd: pd.clone() };
             qp.ex = qp.find_ex();
             return Ok((qp, Granted { inline_len: ex.cap.max_inline_data, send_sge: ex.cap.max_send_sge }));
         }
@@ -409,7 +430,7 @@ impl Qp {
         // SAFETY: a live domain, and an initialised structure with live queues.
         let qp = unsafe { rdma_sys::ibv_create_qp(pd.ptr.as_ptr(), &raw mut plain) };
         let ptr = object("create_qp", qp)?;
-        let qp = Qp { ptr, ex: None, done: false, send_cq, recv_cq, _pd: pd.clone() };
+        let qp = Qp { ptr, ex: None, done: false, send_cq, recv_cq, pd: pd.clone() };
         Ok((qp, Granted { inline_len: plain.cap.max_inline_data, send_sge: plain.cap.max_send_sge }))
     }
 
@@ -483,7 +504,7 @@ impl Qp {
 
     /// Destroys it, before its owner is dropped.
     pub(super) fn destroy(&mut self) -> VerbsResult<()> {
-        if std::mem::replace(&mut self.done, true) {
+        if std::mem::replace(&mut self.done, true) || !self.pd.ctx.is_here() {
             return Ok(());
         }
         // SAFETY: H1: the flag was not set.

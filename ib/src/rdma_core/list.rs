@@ -7,14 +7,17 @@ use std::{
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
     ptr::NonNull,
-    sync::OnceLock,
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use rdma_sys::{ibv_device, ibv_transport_type};
 use uct::{Error, ErrorKind, Result, config::Ternary};
 
 use super::{
-    ffi::{check, last_errno},
+    ffi::{self, check, last_errno},
     handles::Context,
 };
 use crate::device::{VerbsError, VerbsResult};
@@ -78,46 +81,67 @@ fn text(chars: &[libc::c_char]) -> String {
     CStr::from_bytes_until_nul(&bytes).map_or_else(|_| String::new(), |s| s.to_string_lossy().into_owned())
 }
 
-/// Lets registered memory survive a fork, if so wanted. It must come before anything is registered; only the first call
-/// in a process counts, and warns if it was tried in vain.
+/// Lets registered memory of the parent survive a fork, if so wanted: `UCX_IB_FORK_INIT`. It must come before anything is
+/// registered; only the first call in a process counts. Kernels from 5.12 on copy registered memory when a process forks,
+/// and then there is nothing to do.
+///
+/// What a child may do with what its parent has opened does not depend on it: nothing, see [`uct::fork`].
 ///
 /// # Errors
 /// `Unsupported` if it was demanded and failed.
 pub fn init_fork(wanted: Ternary) -> Result<()> {
-    static DONE: OnceLock<VerbsResult<()>> = OnceLock::new();
-    init_fork_once(&DONE, wanted, || {
+    static FORK: ForkInit = ForkInit::new();
+    FORK.init(wanted, ffi::fork_needs_care, || {
         // SAFETY: a call without arguments.
         check("fork_init", unsafe { rdma_sys::ibv_fork_init() })
     })
 }
 
-/// [`init_fork`] by `call`, whose result is kept in `done`.
-pub(super) fn init_fork_once(
-    done: &OnceLock<VerbsResult<()>>,
-    wanted: Ternary,
-    call: impl FnOnce() -> VerbsResult<()>,
-) -> Result<()> {
-    if wanted == Ternary::No {
-        return Ok(());
+/// What came of the one call of a process, and whether it was warned of.
+pub(super) struct ForkInit {
+    done: OnceLock<VerbsResult<()>>,
+    warned: AtomicBool,
+}
+
+impl ForkInit {
+    pub(super) const fn new() -> Self {
+        ForkInit { done: OnceLock::new(), warned: AtomicBool::new(false) }
     }
-    let done = done.get_or_init(|| {
-        let result = call();
-        if let (Err(e), Ternary::Try) = (&result, wanted) {
-            tracing::warn!(
-                "registered memory is not safe for a fork: {e}; a child must not touch it. UCX_IB_FORK_INIT=n says that \
-                 nobody forks"
-            );
+
+    /// [`init_fork`], with what it asks of kernel and library.
+    pub(super) fn init(
+        &self,
+        wanted: Ternary,
+        needs_care: impl FnOnce() -> bool,
+        call: impl FnOnce() -> VerbsResult<()>,
+    ) -> Result<()> {
+        if wanted == Ternary::No {
+            if needs_care() && !self.warned.swap(true, Ordering::Relaxed) {
+                tracing::warn!(
+                    "UCX_IB_FORK_INIT=n, and this kernel does not copy registered memory when a process forks: a fork, also \
+                     one that starts another program, may send what is written afterwards to nowhere"
+                );
+            }
+            return Ok(());
         }
-        result
-    });
-    match (done, wanted) {
-        (Err(e), Ternary::Yes) => Err(Error::new(
-            ErrorKind::Unsupported,
-            "UCX_IB_FORK_INIT=y: libibverbs cannot make registered memory safe for a fork; set it to try or n, or open \
-             devices before any other user of libibverbs registers memory",
-        )
-        .with_errno(e.errno)),
-        _ => Ok(()),
+        match (self.done.get_or_init(call), wanted) {
+            (Err(e), Ternary::Yes) => Err(Error::new(
+                ErrorKind::Unsupported,
+                "UCX_IB_FORK_INIT=y: libibverbs cannot make registered memory safe for a fork; set it to try or n, or open \
+                 devices before any other user of libibverbs registers memory",
+            )
+            .with_errno(e.errno)),
+            (Err(e), _) => {
+                if !self.warned.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(
+                        "registered memory is not safe for a fork ({e}): open devices before any other user of libibverbs \
+                         registers memory, or do not fork"
+                    );
+                }
+                Ok(())
+            }
+            (Ok(()), _) => Ok(()),
+        }
     }
 }
 
@@ -148,13 +172,13 @@ pub fn devices() -> Vec<FoundDevice> {
     found
 }
 
-/// Opens the device of this name.
-pub(super) fn open(name: &str) -> VerbsResult<(Context, PathBuf)> {
+/// Opens the device of this name. Answers also where sysfs shows it, and the name of its file.
+pub(super) fn open(name: &str) -> VerbsResult<(Context, PathBuf, String)> {
     let list = List::get()?;
     let device = list.find(name).ok_or(VerbsError::new("open_device", libc::ENODEV))?;
     // SAFETY: the list lives until the end of this function.
     let ctx = unsafe { Context::open(device) }?;
-    Ok((ctx, Path::new(SYSFS).join(name)))
+    Ok((ctx, Path::new(SYSFS).join(name), names(device).1))
 }
 
 /// Why devices of this transport are of no use.
@@ -175,14 +199,33 @@ pub(super) fn no_access(file: &Path) -> Option<String> {
         return None;
     }
     let errno = last_errno();
-    let hint = match errno {
+    Some(format!("{}: {}; {}", file.display(), uct::error::errno_text(errno), access_hint(errno)))
+}
+
+/// What to do about a device file that cannot be opened.
+fn access_hint(errno: i32) -> &'static str {
+    match errno {
         libc::ENOENT => "pass the device into the container (--device=/dev/infiniband), or load ib_uverbs",
         libc::EACCES | libc::EPERM => {
-            "the user needs to read and write it: see its group and the udev rules of rdma-core"
+            "the user needs to read and write it: join the group that owns it, or change its mode by a udev rule (rdma-core has \
+             one); in a container pass it in with --device=/dev/infiniband"
         }
         _ => "is RDMA set up on this host?",
-    };
-    Some(format!("{}: {}; {hint}", file.display(), uct::error::errno_text(errno)))
+    }
+}
+
+/// What to do about a device that does not open although it is there.
+pub(super) fn open_hint(e: &VerbsError) -> String {
+    match e.errno {
+        libc::ENODEV => "it has just been removed".into(),
+        libc::ENOENT | libc::EACCES | libc::EPERM => access_hint(e.errno).into(),
+        // Of the calls at open none pins memory of ours.
+        libc::ENOMEM => {
+            "a limit of the device (contexts, protection domains), not of memory: too many processes have it open; see dmesg".into()
+        }
+        libc::EMFILE | libc::ENFILE => "raise the open-file limit (ulimit -n)".into(),
+        _ => "see dmesg".into(),
+    }
 }
 
 /// The devices that the kernel shows.

@@ -57,6 +57,11 @@ impl SendStage {
         }
     }
 
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.staged == 0
+    }
+
     pub(super) fn is_full(&self) -> bool {
         self.staged == SLOTS
     }
@@ -76,7 +81,7 @@ impl SendStage {
         let slot = self.staged;
         let Some(out) = self.wrs.get_mut(slot) else { return Err(VerbsError::new("post_send", libc::ENOMEM)) };
         let sges = &mut self.sges[slot * self.sge_max..][..self.sge_max];
-        let mut flags = 0;
+        let flags = flags(wr);
         let mut count = 0;
         if wr.inline {
             let area = &mut self.inline[slot * self.inline_max..][..self.inline_max];
@@ -86,7 +91,6 @@ impl SendStage {
                 area.get_mut(len..end).ok_or(EINVAL)?.copy_from_slice(sge.bytes);
                 len = end;
             }
-            flags |= Flags::IBV_SEND_INLINE.0;
             sges[0] = ibv_sge { addr: area.as_ptr().expose_provenance() as u64, length: len as u32, lkey: 0 };
             count = 1;
         } else {
@@ -96,12 +100,6 @@ impl SendStage {
                 *sges.get_mut(count).ok_or(EINVAL)? = ibv_sge { addr, length, lkey: sge.lkey };
                 count += 1;
             }
-        }
-        if wr.signaled {
-            flags |= Flags::IBV_SEND_SIGNALED.0;
-        }
-        if wr.solicited {
-            flags |= Flags::IBV_SEND_SOLICITED.0;
         }
         out.wr_id = wr.serial;
         out.opcode = ibv_wr_opcode::IBV_WR_SEND;
@@ -174,4 +172,39 @@ impl SendStage {
         let rc = unsafe { rdma_sys::ibv_post_send(qp.ptr().as_ptr(), self.wrs.as_mut_ptr(), &raw mut bad) };
         check("post_send", rc)
     }
+}
+
+#[inline]
+fn flags(wr: &SendWr<'_, RdmaAh>) -> u32 {
+    let flag = |on: bool, flag: Flags| if on { flag.0 } else { 0 };
+    flag(wr.inline, Flags::IBV_SEND_INLINE)
+        | flag(wr.signaled, Flags::IBV_SEND_SIGNALED)
+        | flag(wr.solicited, Flags::IBV_SEND_SOLICITED)
+}
+
+/// Posts a send of one element, and rings, without staging it. What an inline one names is copied by the provider.
+#[inline]
+pub(super) fn post_one(ex: NonNull<ibv_qp_ex>, wr: &SendWr<'_, RdmaAh>) -> VerbsResult<()> {
+    let Some(sge) = wr.sges.first() else { return Err(EINVAL) };
+    let addr = sge.bytes.as_ptr().expose_provenance();
+    let ex = ex.as_ptr();
+    // SAFETY: as in `SendStage::flush_ex`, here and below.
+    unsafe { rdma_sys::ibv_wr_start(ex) };
+    // SAFETY: as above.
+    unsafe { (*ex).wr_id = wr.serial };
+    // SAFETY: as above.
+    unsafe { (*ex).wr_flags = flags(wr) };
+    // SAFETY: as above.
+    unsafe { rdma_sys::ibv_wr_send(ex) };
+    // SAFETY: as above.
+    unsafe { rdma_sys::ibv_wr_set_ud_addr(ex, wr.ah.0.ptr().as_ptr(), wr.remote_qpn.get(), wr.remote_qkey.0) };
+    if wr.inline {
+        // SAFETY: bytes that the caller lends, copied before the call returns.
+        unsafe { rdma_sys::ibv_wr_set_inline_data(ex, ptr::with_exposed_provenance_mut(addr), sge.bytes.len()) };
+    } else {
+        // SAFETY: as above.
+        unsafe { rdma_sys::ibv_wr_set_sge(ex, sge.lkey, addr as u64, sge.bytes.len() as u32) };
+    }
+    // SAFETY: after start.
+    check("post_send", unsafe { rdma_sys::ibv_wr_complete(ex) })
 }

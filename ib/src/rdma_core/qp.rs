@@ -12,7 +12,7 @@ use super::{
     device::{RdmaAh, RdmaDevice},
     ffi::{Zero, check, last_errno},
     handles::{Channel, Cq, Granted, Qp, is_gone},
-    post::{SLOTS, SendStage},
+    post::{self, SLOTS, SendStage},
     slab::RecvSlab,
 };
 use crate::{
@@ -135,6 +135,20 @@ impl RdmaQp {
         }
     }
 
+    /// What can be known to be wrong before the provider sees it.
+    #[inline]
+    fn check_send(&self, wr: &SendWr<'_, RdmaAh>) -> VerbsResult<()> {
+        if self.posted - self.done >= u64::from(self.init.send_depth) {
+            return Err(VerbsError::new("post_send", libc::ENOMEM));
+        }
+        let too_long =
+            wr.inline && wr.sges.iter().map(|s| s.bytes.len()).sum::<usize>() > self.caps.inline_len as usize;
+        if too_long || !wr.ah.0.is_of(self.dev.pd()) {
+            return Err(VerbsError::new("post_send", libc::EINVAL));
+        }
+        Ok(())
+    }
+
     #[inline]
     fn flush(&mut self) {
         if let Err(e) = self.stage.flush(&self.qp) {
@@ -170,6 +184,7 @@ impl RdmaQp {
         n
     }
 
+    #[inline]
     fn poll_recv_cq(&mut self, out: &mut Vec<RecvWc>, max: usize) -> usize {
         let (mut n, mut failed) = (0, false);
         while n < max {
@@ -231,6 +246,7 @@ impl RecvChain {
         }
     }
 
+    #[inline]
     fn set(&mut self, i: usize, id: u64, sge: ibv_sge) {
         self.wrs[i].wr_id = id;
         self.sges[i] = sge;
@@ -299,18 +315,32 @@ impl UdQp for RdmaQp {
 
     #[inline]
     fn post_send(&mut self, wr: &SendWr<'_, RdmaAh>) -> VerbsResult<()> {
-        if self.posted - self.done >= u64::from(self.init.send_depth) {
-            return Err(VerbsError::new("post_send", libc::ENOMEM));
-        }
-        if !wr.ah.0.is_of(self.dev.pd()) {
-            return Err(VerbsError::new("post_send", libc::EINVAL));
-        }
+        self.check_send(wr)?;
         if self.stage.is_full() {
             self.flush();
         }
         self.stage.push(wr)?;
         self.posted = wr.serial;
         Ok(())
+    }
+
+    #[inline]
+    fn post_send_now(&mut self, wr: &SendWr<'_, RdmaAh>) -> VerbsResult<()> {
+        match self.qp.ex() {
+            Some(ex) if self.stage.is_empty() && wr.sges.len() == 1 => {
+                self.check_send(wr)?;
+                self.posted = wr.serial;
+                if let Err(e) = post::post_one(ex, wr) {
+                    self.fail(&e);
+                }
+                Ok(())
+            }
+            _ => {
+                self.post_send(wr)?;
+                self.flush();
+                Ok(())
+            }
+        }
     }
 
     #[inline]

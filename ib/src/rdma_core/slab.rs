@@ -25,6 +25,7 @@ impl RecvSlab {
     }
 
     /// Puts a buffer in and answers its number, or gives it back if there is no room.
+    #[inline]
     pub(super) fn insert(&mut self, buf: Buf) -> Result<u64, Buf> {
         let Some(place) = self.free.pop() else { return Err(buf) };
         self.places[place as usize] = Some(buf);
@@ -32,6 +33,7 @@ impl RecvSlab {
     }
 
     /// Takes the buffer of this number out; `None` if there is none or the number is of an earlier generation.
+    #[inline]
     pub(super) fn take(&mut self, id: u64) -> Option<Buf> {
         let (generation, place) = ((id >> 32) as u32, id as u32);
         if generation != self.generation {

@@ -1,14 +1,19 @@
-//! A process for tests about processes: it opens a UD interface on the soft device and does what it reads.
+//! A process for tests about processes: it opens a UD interface, on the soft device or the one that `PEER_DEVICE` names, and
+//! does what it reads.
 //!
 //! ```text
 //! > addr                      < addr DEVICE IFACE        (hexadecimal)
 //! > connect DEVICE IFACE      < ep INDEX
 //! > send INDEX COUNT          < sent COUNT               (accepted, not yet delivered)
+//! > long INDEX COUNT LENGTH   < sent COUNT               (messages of LENGTH bytes)
 //! > expect COUNT              < got COUNT                (messages received since the start)
 //! > failures COUNT            < failed KIND...           (reports of the error handler since the start)
+//! > why                       < why TEXT...              (the texts of those reports)
+//! > counter NAME              < counter VALUE            (of the interface or the domain)
 //! > flush                     < flushed
 //! > signals                   < signals MASK             (of caught signals, hexadecimal)
 //! > fork                      < forked STATUS            (of a child that ends with everything open)
+//! > use                       < forked STATUS            (of a child that uses and drops everything; 0 if all is refused)
 //! > quit                                                 (ends with everything open)
 //! > close                     < closed                   (ends in order)
 //! ```
@@ -25,7 +30,8 @@ use std::{
 
 use ib::component::SOFT_DEVICE;
 use uct::{
-    AmId, Ep, EpParams, FailureAction, FlushMode, Iface, IfaceParams, Posted, Registry, SendError, Worker, config::Env,
+    AmId, Completion, Ep, EpParams, ErrorKind, FailureAction, FlushMode, Iface, IfaceParams, Md, MemRegion,
+    PendingStatus, Posted, Registry, SendError, Worker, config::Env, ep::PendingRefused, iface::Events,
 };
 
 const ID: AmId = AmId::truncate(1);
@@ -43,7 +49,7 @@ struct Peer {
     iface: Iface,
     eps: Vec<Ep>,
     got: Arc<AtomicU64>,
-    failed: Arc<Mutex<Vec<String>>>,
+    failed: Arc<Mutex<Vec<(String, String)>>>,
     lines: Receiver<String>,
 }
 
@@ -72,9 +78,18 @@ impl Peer {
     }
 
     fn send(&self, ep: &Ep, count: u64) -> Result<(), uct::Error> {
+        self.accept(count, |i| ep.am_short(ID, i, b"from a process"))
+    }
+
+    fn send_long(&self, ep: &Ep, count: u64, len: usize) -> Result<(), uct::Error> {
+        self.accept(count, |_| ep.am_bcopy(ID, &mut |to| to.len().min(len)).map(drop))
+    }
+
+    /// Repeats a send until it was accepted `count` times.
+    fn accept(&self, count: u64, send: impl Fn(u64) -> Result<(), SendError>) -> Result<(), uct::Error> {
         for i in 0..count {
             let mut result = Ok(());
-            self.until(|| match ep.am_short(ID, i, b"from a process") {
+            self.until(|| match send(i) {
                 Ok(()) => true,
                 Err(SendError::NoResource) => false,
                 Err(SendError::Failed(e)) => {
@@ -88,9 +103,89 @@ impl Peer {
     }
 }
 
+/// What cannot be opened is for the test to read.
+fn or_exit<T>(result: uct::Result<T>) -> T {
+    result.unwrap_or_else(|e| {
+        eprintln!("{e}");
+        std::process::exit(3)
+    })
+}
+
 fn say(text: &str) {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{text}").and_then(|()| out.flush()).expect("stdout");
+}
+
+/// Everything of the parent's says that it cannot be used here, and may be dropped; what is opened here works. Says what is not
+/// so.
+fn use_in_child(peer: Peer, md: Md, region: MemRegion, registry: &Registry, device: &str, env: &Env) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let mut expect = |what: &str, error: Option<uct::Error>| match error {
+        Some(e) if e.kind() == ErrorKind::UsedAfterFork => {}
+        Some(e) => wrong.push(format!("{what}: {e}")),
+        None => wrong.push(format!("{what} works")),
+    };
+    fn why<T>(result: Result<T, SendError>) -> Option<uct::Error> {
+        match result {
+            Err(SendError::Failed(e)) => Some(e),
+            _ => None,
+        }
+    }
+    let Peer { worker, iface, eps, got, .. } = peer;
+    let (comp, _status) = Completion::polled();
+    let slice = region.slice(0..64).expect("a slice");
+    for ep in &eps {
+        expect("am_short", why(ep.am_short(ID, 0, b"")));
+        expect("am_short_iov", why(ep.am_short_iov(ID, &[])));
+        expect("am_bcopy", why(ep.am_bcopy(ID, &mut |_| 1)));
+        expect("am_zcopy", why(ep.am_zcopy(ID, b"", std::slice::from_ref(&slice), Some(&comp))));
+        expect("flush", why(ep.flush(FlushMode::Local, Some(&comp))));
+        expect("check", why(ep.check(None)));
+        expect("invalidate", ep.invalidate().err());
+        let added = ep.pending_add(Box::new(|_| PendingStatus::Done));
+        expect(
+            "pending_add",
+            added.err().and_then(|r| if let PendingRefused::Failed(_, e) = r { Some(e) } else { None }),
+        );
+    }
+    expect("an endpoint", iface.ep(&EpParams::unconnected()).err());
+    expect("a handler", iface.on_am(ID, |_| {}).err());
+    expect("flush of all", why(iface.flush(FlushMode::Local, None)));
+    expect("arm", iface.arm(Events::RECV).err());
+    expect("memory", md.mem_alloc(64).err());
+    expect("ports", md.ports().err());
+    expect("wait", worker.wait(std::time::Duration::from_secs(60)).err());
+    let ud = registry.transport("ud").expect("ud");
+    expect("an interface", ud.open_iface(&md, &worker, 1, &IfaceParams::default(), env).err());
+    if worker.progress() + iface.counters().len() != 0 || iface.event_fd().is_some() {
+        wrong.push("progress does something".into());
+    }
+    // One by one, and one that is closed.
+    drop((slice, region, comp));
+    for ep in eps {
+        ep.close(None);
+    }
+    drop((md, iface, worker));
+
+    // What is opened here works, without a progress thread and with one.
+    for thread in [false, true] {
+        let md = registry.open_md(device, env).expect("a device of the child's own");
+        let worker = Worker::new(ud::worker_params(env).expect("settings").progress_thread(thread)).expect("a worker");
+        let iface = ud.open_iface(&md, &worker, 1, &IfaceParams::default(), env).expect("an interface");
+        got.store(0, Ordering::Relaxed);
+        let g = got.clone();
+        let count = move |_: uct::AmMessage<'_>| {
+            g.fetch_add(1, Ordering::Relaxed);
+        };
+        iface.on_am(ID, count).expect("a handler");
+        iface.progress_enable(true);
+        let ep = iface.ep(&EpParams::to_iface(&iface.device_address(), &iface.iface_address())).expect("an endpoint");
+        while matches!(ep.am_short(ID, 0, b"to myself"), Err(SendError::NoResource)) || got.load(Ordering::Relaxed) == 0
+        {
+            worker.progress();
+        }
+    }
+    wrong
 }
 
 fn main() {
@@ -98,15 +193,17 @@ fn main() {
     let mut registry = Registry::new();
     ib::component::register(&mut registry);
     ud::register(&mut registry);
-    let md = registry.open_md(SOFT_DEVICE, &env).expect("a device");
+    let device = std::env::var("PEER_DEVICE").unwrap_or(SOFT_DEVICE.into());
+    let md = or_exit(registry.open_md(&device, &env));
+    let region = or_exit(md.mem_alloc(4096));
     let worker = Worker::new(ud::worker_params(&env).expect("settings")).expect("a worker");
-    let failed: Arc<Mutex<Vec<String>>> = Arc::default();
+    let failed: Arc<Mutex<Vec<(String, String)>>> = Arc::default();
     let f = failed.clone();
     let params = IfaceParams::default().on_error(Arc::new(move |e| {
-        f.lock().expect("no panic").push(format!("{:?}", e.kind));
+        f.lock().expect("no panic").push((format!("{:?}", e.kind), e.error.to_string()));
         FailureAction::Endpoint
     }));
-    let iface = registry.transport("ud").expect("ud").open_iface(&md, &worker, 1, &params, &env).expect("an interface");
+    let iface = or_exit(registry.transport("ud").expect("ud").open_iface(&md, &worker, 1, &params, &env));
     let got = Arc::new(AtomicU64::new(0));
     let g = got.clone();
     iface
@@ -135,6 +232,10 @@ fn main() {
                 peer.eps.push(ep);
                 say(&format!("ep {}", peer.eps.len() - 1));
             }
+            "long" => match peer.send_long(&peer.eps[number(1) as usize], number(2), number(3) as usize) {
+                Ok(()) => say(&format!("sent {}", number(2))),
+                Err(e) => say(&format!("error {e}")),
+            },
             "send" => match peer.send(&peer.eps[number(1) as usize], number(2)) {
                 Ok(()) => say(&format!("sent {}", number(2))),
                 Err(e) => say(&format!("error {e}")),
@@ -145,7 +246,17 @@ fn main() {
             }
             "failures" => {
                 peer.until(|| peer.failed.lock().expect("no panic").len() as u64 >= number(1));
-                say(&format!("failed {}", peer.failed.lock().expect("no panic").join(" ")));
+                let kinds: Vec<String> = peer.failed.lock().expect("no panic").iter().map(|f| f.0.clone()).collect();
+                say(format!("failed {}", kinds.join(" ")).trim_end());
+            }
+            "why" => {
+                let texts: Vec<String> = peer.failed.lock().expect("no panic").iter().map(|f| f.1.clone()).collect();
+                say(&format!("why {}", texts.join(" | ")));
+            }
+            "counter" => {
+                let all = peer.iface.counters().into_iter().chain(md.counters());
+                let value = all.into_iter().find(|c| c.name == words[1]).map(|c| c.value);
+                say(&format!("counter {}", value.expect("a counter")));
             }
             "flush" => {
                 peer.until(|| matches!(peer.iface.flush(FlushMode::Local, None), Ok(Posted::Done)));
@@ -168,12 +279,26 @@ fn main() {
                 unsafe { libc::waitpid(pid, &mut status, 0) };
                 say(&format!("forked {status}"));
             }
+            "use" => {
+                // SAFETY: the child uses what is made for it, and the allocator, which the C library makes fit for it.
+                let pid = unsafe { libc::fork() };
+                if pid == 0 {
+                    let wrong = use_in_child(peer, md, region, &registry, &device, &env);
+                    wrong.iter().for_each(|w| eprintln!("in the child: {w}"));
+                    // SAFETY: ends the child, with everything of the parent's open in it.
+                    unsafe { libc::exit(wrong.len() as i32) };
+                }
+                let mut status = 0;
+                // SAFETY: `status` outlives the call.
+                unsafe { libc::waitpid(pid, &mut status, 0) };
+                say(&format!("forked {status}"));
+            }
             "quit" => std::process::exit(0),
             "close" => break,
             other => say(&format!("unknown {other}")),
         }
     }
     let Peer { worker, iface, eps, .. } = peer;
-    drop((eps, iface, worker, md));
+    drop((eps, iface, worker, region, md));
     say("closed");
 }

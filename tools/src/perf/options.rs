@@ -230,7 +230,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "VERSION", num_args = 0..=1, require_equals = true, conflicts_with_all = ["format", "csv"], help_heading = "Control")]
     pub(crate) ucx: Option<Option<Version>>,
 
-    /// Device of a `ucx_perftest` server, of the versions that take it from the client: up to 1.13
+    /// Device of a `ucx_perftest` server, of the versions that take it from the client: up to 1.16
     #[arg(long, value_name = "DEVICE:PORT", requires_all = ["ucx", "host"], help_heading = "Control")]
     pub(crate) ucx_device: Option<String>,
 

@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 use crate::{
     error::{Error, ErrorKind, Result},
     eventfd::EventFd,
+    fork::Birth,
     iface::{Arm, Events, Interface},
     time::{Clock, MonotonicClock, Time},
 };
@@ -144,7 +145,7 @@ impl WorkerShared {
     }
 
     fn run_deferred(&self) -> usize {
-        if !self.has_deferred.swap(false, Ordering::Acquire) {
+        if !self.has_deferred.load(Ordering::Relaxed) || !self.has_deferred.swap(false, Ordering::Acquire) {
             return 0;
         }
         let batch = std::mem::take(&mut *self.deferred.lock());
@@ -204,8 +205,11 @@ fn same(a: &Arc<dyn Interface>, b: &Arc<dyn Interface>) -> bool {
 }
 
 /// The handle of a worker. Dropping it stops nothing: interfaces keep what they need.
+///
+/// In a child that was forked since it was made, `progress` does nothing and other calls fail, see [`fork`](crate::fork).
 pub struct Worker {
     shared: Arc<WorkerShared>,
+    born: Birth,
 }
 
 impl Worker {
@@ -230,12 +234,15 @@ impl Worker {
         if params.progress_thread {
             thread::spawn(&shared, params.async_tick)?;
         }
-        Ok(Worker { shared })
+        Ok(Worker { shared, born: Birth::here() })
     }
 
     /// Moves everything once: a bounded amount of work. Returns the number of events handled; 0 does not mean that
     /// nothing is outstanding (for that, flush).
     pub fn progress(&self) -> usize {
+        if !self.born.is_here() {
+            return 0;
+        }
         let s = &self.shared;
         s.user_seq.store(s.user_seq.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         let list = s.snapshot();
@@ -244,6 +251,12 @@ impl Worker {
             events += i.progress();
         }
         events + s.run_deferred()
+    }
+
+    /// # Errors
+    /// `UsedAfterFork` in a process that was forked since it was made.
+    pub fn check(&self) -> Result<()> {
+        self.born.check()
     }
 
     /// What transports and callbacks share with the worker.
@@ -258,6 +271,7 @@ impl Worker {
 
     /// When timers need `progress` next; `None` if no interface has anything due.
     pub fn next_timeout(&self) -> Option<Time> {
+        self.check().ok()?;
         self.shared.snapshot().iter().filter_map(|i| i.next_timeout()).min()
     }
 
@@ -265,8 +279,9 @@ impl Worker {
     /// loop: `if worker.progress() == 0 { worker.wait(d)? }`.
     ///
     /// # Errors
-    /// `Unsupported` if an interface has no event fd.
+    /// `Unsupported` if an interface has no event fd; `UsedAfterFork`.
     pub fn wait(&self, max: Duration) -> Result<()> {
+        self.check()?;
         let wake = match self.shared.user_wake.get() {
             Some(w) => w,
             None => {
@@ -301,6 +316,15 @@ impl Worker {
         let due = self.next_timeout().map(|t| t.since(self.shared.clock.now()));
         thread::poll_fds(&fds, due.map_or(max, |d| d.min(max)));
         Ok(())
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        if !self.born.is_here() {
+            // The parent's: what it refers to must not end here.
+            std::mem::forget(self.shared.clone());
+        }
     }
 }
 

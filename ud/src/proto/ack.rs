@@ -5,10 +5,9 @@ use std::{hash::Hash, time::Duration};
 use uct::Time;
 
 use super::{
-    engine::{Engine, nanos},
-    ep::{EpId, Is},
-    event::Event,
-    packet::PacketKind,
+    engine::Engine,
+    ep::{Ep, EpId, Is, Owed},
+    packet::{PacketKind, Packets},
     psn::Psn,
     slab::NIL,
     wire::Xack,
@@ -47,6 +46,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     }
 
     /// Everything up to `ack` has arrived. Never frees the endpoint.
+    #[inline]
     pub(super) fn new_ack(&mut self, now: Time, slot: u32, ack: Psn) {
         self.stats.acks_new += 1;
         let e = &mut self.eps[slot];
@@ -60,35 +60,23 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         e.tick = self.tick0;
         e.send_time = self.clock.run(now);
         e.resends = 0;
-        self.sample_srtt(now, slot);
-        self.release(slot);
-        self.continue_resend(slot);
-        if self.eps[slot].in_flight() == 0 {
-            self.eps[slot].tick_at = Time::MAX;
-            self.rearm(slot);
-        } else {
-            self.start_tick(now, slot);
+        let released = Released::of(e, &mut self.pkts, self.tx_done);
+        if let Some(sent) = released.sent {
+            let sample = now.nanos_since(sent).max(1);
+            e.srtt = if e.srtt == 0 { sample } else { e.srtt - e.srtt / 8 + sample / 8 };
         }
-        self.wake_writer(slot);
-    }
-
-    /// Measures the round trip by the newest acknowledged packet, if that asked for its ack and was sent once (after Karn).
-    fn sample_srtt(&mut self, now: Time, slot: u32) {
-        let e = &self.eps[slot];
-        let (mut at, mut newest) = (e.head, None);
-        while let Some(k) = self.pkts.get(at) {
-            if k.psn.is_after(e.acked) {
-                break;
-            }
-            if k.kind != PacketKind::Marker {
-                newest = Some((k.resends == 0 && k.ack_req).then_some(k.sent));
-            }
-            at = k.next;
+        let resends = e.resend_cur != NIL || e.owed.contains(Owed::RESEND);
+        e.tick_at = if e.in_flight() == 0 { Time::MAX } else { now.add_nanos(e.tick) };
+        self.limits.rearm(&self.clock, &mut self.timers, slot, e);
+        let waits = e.is.contains(Is::WANT_WRITABLE);
+        let peer = e.peer;
+        self.note_released(slot, peer, &released);
+        if resends {
+            self.continue_resend(slot);
         }
-        let Some(Some(sent)) = newest else { return };
-        let sample = nanos(now.since(sent)).max(1);
-        let e = &mut self.eps[slot];
-        e.srtt = if e.srtt == 0 { sample } else { e.srtt - e.srtt / 8 + sample / 8 };
+        if waits {
+            self.wake_writer(slot);
+        }
     }
 
     /// How long a resent packet is given to be acknowledged before news of the same gap resends it again.
@@ -98,28 +86,30 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         Duration::from_nanos(ns)
     }
 
-    /// Releases acknowledged entries, strictly in order, and stops at one whose resend is still in the send queue: the
-    /// device may read its memory until then.
-    pub(super) fn release(&mut self, slot: u32) {
-        let (peer, freed_from) = (self.eps[slot].peer, self.pkts.len());
-        while let Some(k) = self.pkts.get(self.eps[slot].head) {
-            if !k.psn.is_upto(self.eps[slot].acked) {
-                break;
-            }
-            if k.is_resend_queued(self.tx_done) {
-                self.block_on_tx(slot);
-                break;
-            }
-            let Some(k) = self.pop_packet(slot) else { break };
-            if let Some(op) = k.op {
-                self.events.push_back(Event::Done { op, result: Ok(()), serial: k.serial });
+    /// Releases what can be released of the acknowledged entries.
+    fn release(&mut self, slot: u32) {
+        let e = &mut self.eps[slot];
+        let (released, peer) = (Released::of(e, &mut self.pkts, self.tx_done), e.peer);
+        self.note_released(slot, peer, &released);
+    }
+
+    /// What a release means to others: the peer has more room, or must wait.
+    #[inline]
+    fn note_released(&mut self, slot: u32, peer: u32, released: &Released) {
+        if released.any
+            && let Some(p) = self.peers.get_mut(peer)
+        {
+            p.in_flight -= released.charge;
+            if p.waiting > 0 {
+                self.wake_peer(peer);
             }
         }
-        if self.pkts.len() < freed_from {
-            self.wake_peer(peer);
+        if released.is_blocked {
+            self.block_on_tx(slot);
         }
     }
 
+    #[cold]
     fn block_on_tx(&mut self, slot: u32) {
         let e = &mut self.eps[slot];
         if !e.is.contains(Is::TX_BLOCKED) {
@@ -212,5 +202,59 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
             }
             at = k.next;
         }
+    }
+}
+
+/// What [`Released::of`] did.
+struct Released {
+    any: bool,
+    /// Sum over the packets.
+    charge: u64,
+    /// If the newest packet asked for its ack and was sent once (after Karn), when that was.
+    sent: Option<Time>,
+    /// The next one could not be released.
+    is_blocked: bool,
+}
+
+impl Released {
+    /// Moves the acknowledged entries from the endpoint's list to that of what is done, strictly in order, and stops at one
+    /// whose resend is still in the send queue: the device may read its memory until then.
+    #[inline]
+    fn of<T, L, R>(e: &mut Ep<L, R>, pkts: &mut Packets<T>, tx_done: u64) -> Released {
+        let (first, acked) = (e.head, e.acked);
+        let (mut at, mut last, mut count) = (first, NIL, 0);
+        let mut released = Released { any: false, charge: 0, sent: None, is_blocked: false };
+        while let Some(k) = pkts.get(at) {
+            if !k.psn.is_upto(acked) {
+                break;
+            }
+            if k.is_resend_queued(tx_done) {
+                released.is_blocked = true;
+                break;
+            }
+            if k.kind != PacketKind::Marker {
+                released.sent = (k.resends == 0 && k.ack_req).then_some(k.sent);
+            }
+            if e.resend_cur == at {
+                e.resend_cur = k.next;
+            }
+            released.charge += u64::from(k.charge);
+            count += 1;
+            last = at;
+            at = k.next;
+        }
+        if count > 0 {
+            released.any = true;
+            e.head = at;
+            if at == NIL {
+                e.tail = NIL;
+            }
+            pkts.release(first, last, count);
+        }
+        if released.is_blocked {
+            // The newest acknowledged packet was sent more than once.
+            released.sent = None;
+        }
+        released
     }
 }

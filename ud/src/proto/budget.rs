@@ -8,7 +8,7 @@ use std::{hash::Hash, time::Duration};
 
 use uct::Time;
 
-use super::{config::Features, engine::Engine, slab::NIL};
+use super::{config::Features, conn::Peer, engine::Engine, slab::NIL};
 
 /// What a datagram costs in a socket buffer besides its bytes, and how much its bytes cost: a careful model of the kernel's
 /// accounting, which rounds buffers up to powers of two.
@@ -71,28 +71,30 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     }
 
     /// What the peer allows in flight; `None` if it states nothing.
-    pub(super) fn peer_share(&self, peer: u32) -> Option<u64> {
-        let p = self.peers.get(peer)?;
+    #[inline]
+    pub(super) fn peer_share(&self, p: &Peer<P>) -> Option<u64> {
+        if p.share == 0 {
+            return None;
+        }
         let negotiated = p.ext.is_some_and(|e| (e.features & self.features).contains(Features::BUDGET));
-        (negotiated && p.share > 0).then_some(u64::from(p.share))
+        negotiated.then_some(u64::from(p.share))
     }
 
     /// Whether a packet of this charge may be in flight to the peer besides what is.
-    pub(super) fn budget_allows(&self, peer: u32, charge: u32) -> bool {
-        match self.peer_share(peer) {
+    #[inline]
+    pub(super) fn budget_allows(&self, p: &Peer<P>, charge: u32) -> bool {
+        match self.peer_share(p) {
             None => true,
-            Some(share) => {
-                let now = self.peers[peer].in_flight;
-                now == 0 || now + u64::from(charge) <= share
-            }
+            Some(share) => p.in_flight == 0 || p.in_flight + u64::from(charge) <= share,
         }
     }
 
     /// Whether a packet of this charge should ask for an ack because the budget runs out: at half of it, and from where one
     /// full packet more would not fit.
-    pub(super) fn budget_asks(&self, peer: u32, charge: u32) -> bool {
-        let Some(share) = self.peer_share(peer) else { return false };
-        let before = self.peers[peer].in_flight;
+    #[inline]
+    pub(super) fn budget_asks(&self, p: &Peer<P>, charge: u32) -> bool {
+        let Some(share) = self.peer_share(p) else { return false };
+        let before = p.in_flight;
         let after = before + u64::from(charge);
         let full = u64::from(charge_of(self.cfg.max_packet));
         after + full > share || (before < share / 2 && after >= share / 2)

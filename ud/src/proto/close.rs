@@ -109,7 +109,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
             let next = self.pkts[at].next;
             if self.pkts[at].kind == PacketKind::Marker {
                 self.unlink_packet(slot, prev, at);
-                if let Some(op) = self.pkts.remove(at).and_then(|k| k.op) {
+                if let Some((op, _)) = self.pkts.remove(at) {
                     visit(Outstanding::Marker(op));
                 }
             } else {
@@ -368,7 +368,11 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     fn fail_detail(&self, now: Time, slot: u32) -> FailDetail {
         let ep = &self.eps[slot];
         FailDetail {
-            silent: if ep.in_flight() > 0 { self.clock.run(now).since(silence_start(ep)) } else { Default::default() },
+            silent: if ep.in_flight() > 0 {
+                self.clock.run(now).since(silence_start(ep, self.limits.answers_count))
+            } else {
+                Default::default()
+            },
             resends: ep.resends,
             acked_psn: ep.acked.raw(),
             last_psn: ep.psn.prev().raw(),
@@ -378,9 +382,9 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
 
     /// Empties the window: operations come back with `kind`.
     fn purge(&mut self, slot: u32, kind: ErrorKind) {
-        while let Some(k) = self.pop_packet(slot) {
-            if let Some(op) = k.op {
-                self.events.push_back(Event::Done { op, result: Err(kind), serial: k.serial });
+        while let Some(removed) = self.pop_packet(slot) {
+            if let Some((op, serial)) = removed {
+                self.events.push_back(Event::Done { op, result: Err(kind), serial });
             }
         }
         let ep = &mut self.eps[slot];

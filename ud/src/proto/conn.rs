@@ -145,7 +145,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         if let Some(ext) = caps.ext {
             self.note_told_process(p, ext.incarnation);
         }
-        if self.eps[slot].early_qpn != NIL && self.eps[slot].early_qpn != qpn {
+        if self.eps[slot].src_qpn != NIL && self.eps[slot].src_qpn != qpn {
             // What came early was not the peer's: its numbering does not concern us.
             self.jump_head(slot, Psn::new(self.cfg.initial_psn).prev());
         }
@@ -537,6 +537,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         }
         let ep = &mut self.eps[slot];
         ep.peer = p;
+        ep.src_qpn = self.peers[p].qpn;
         ep.peer_next = first;
         ep.peer_prev = NIL;
         self.peers[p].waiting += u32::from(ep.is.contains(Is::WANT_WRITABLE));

@@ -14,13 +14,13 @@ use super::{
     config::{EngineConfig, Features},
     conn::Peer,
     ep::{Ep, EpId, Is, Owed, Owner, State},
-    event::{EpStateView, Event},
+    event::{Begun, EpStateView, Event},
     held::Held,
-    packet::{Packet, PacketKind},
+    packet::{Packet, PacketKind, Packets},
     psn::Psn,
     slab::{NIL, Slab},
     stats::EngineStats,
-    timer::{RunClock, TimerQueue},
+    timer::{RunClock, TimeLimits, TimerQueue},
     wire::NO_EP,
 };
 
@@ -44,6 +44,9 @@ impl Hasher for IdHasher {
     }
 }
 
+/// Endpoint ids, handed out one after the other, that are found without hashing.
+const RECENT: usize = 256;
+
 /// The UD protocol of one interface: all its endpoints, and every decision about what is sent, delivered, resent and given up.
 ///
 /// `T` is one user operation (buffer, completion), `P` a peer's address value, `L` a link (what a post needs to reach the
@@ -61,9 +64,12 @@ pub struct Engine<T, P, L, R> {
     pub(super) features: Features,
     pub(super) tick0: u64,
     pub(super) hold_places: usize,
+    pub(super) limits: TimeLimits,
 
     pub(super) eps: Slab<Ep<L, R>>,
     ids: HashMap<u32, u32, BuildHasherDefault<IdHasher>>,
+    /// Where the ids that were looked up last are, by their low bits. A guess: the record itself says whose it is.
+    recent: Box<[u32; RECENT]>,
     next_id: u32,
 
     pub(super) peers: Slab<Peer<P>>,
@@ -72,7 +78,7 @@ pub struct Engine<T, P, L, R> {
     /// (peer, conn_sn) to endpoint.
     pub(super) matches: hashbrown::HashMap<(u32, u32), u32>,
 
-    pub(super) pkts: Slab<Packet<T>>,
+    pub(super) pkts: Packets<T>,
     pub(super) timers: TimerQueue,
     pub(super) clock: RunClock,
     pub(super) sweep_at: Time,
@@ -104,14 +110,16 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
             features,
             tick0: nanos(cfg.timer_tick),
             hold_places,
+            limits: TimeLimits { timeout: nanos(cfg.timeout), linger: nanos(cfg.linger), answers_count: true },
             eps: Slab::new(),
             ids: HashMap::default(),
+            recent: Box::new([NIL; RECENT]),
             next_id: first_id,
             peers: Slab::new(),
             peer_index: HashTable::new(),
             hash: DefaultHashBuilder::default(),
             matches: hashbrown::HashMap::new(),
-            pkts: Slab::new(),
+            pkts: Packets::new(),
             timers: TimerQueue::new(),
             clock: RunClock::new((cfg.timeout / 8).max(cfg.timer_tick)),
             sweep_at: Time::MAX,
@@ -136,6 +144,12 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         &self.cfg
     }
 
+    /// Whether an answer without progress counts as a sign of life, as it does at first. The owner says no while it knows that
+    /// some packets cannot pass however often they are sent.
+    pub fn count_answers(&mut self, yes: bool) {
+        self.limits.answers_count = yes;
+    }
+
     /// The counters.
     pub fn stats(&self) -> &EngineStats {
         &self.stats
@@ -156,7 +170,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         self.peers.len()
     }
 
-    /// Packets sent and not yet released, flush markers included.
+    /// Packets sent and not yet released, or released and not yet polled, flush markers included.
     pub fn packet_count(&self) -> usize {
         self.pkts.len()
     }
@@ -189,6 +203,12 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         self.eps[self.find(ep)?].link.get()
     }
 
+    /// The link of the endpoint whose send was begun.
+    #[inline]
+    pub fn link_of(&self, begun: &Begun) -> Option<&L> {
+        self.eps.get(begun.ep.slot)?.link.get()
+    }
+
     /// The peer's address value, its queue pair number, and the path.
     pub fn peer(&self, ep: EpId) -> Option<(&P, u32, u8)> {
         let ep = &self.eps[self.find(ep)?];
@@ -211,7 +231,37 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     /// The next event. Cheap when there is none.
     pub fn poll_event(&mut self) -> Option<Event<T, L, R>> {
         self.free_doomed();
+        if let Some((op, serial)) = self.pkts.poll_done() {
+            return Some(Event::Done { op, result: Ok(()), serial });
+        }
         self.events.pop_front()
+    }
+
+    /// The next operation that ended well, and the serial of its last posting: what [`Engine::poll_event`] would say as
+    /// [`Event::Done`], for less.
+    #[inline]
+    pub fn poll_done(&mut self) -> Option<(T, u64)> {
+        self.pkts.poll_done()
+    }
+
+    /// Whether [`Engine::settle_done`] and [`Engine::poll_done`] have something.
+    #[inline]
+    pub fn has_done(&self) -> bool {
+        self.pkts.has_done()
+    }
+
+    /// Shows the operations that ended well to `settle`, in their order and where they are, with the serial of their last
+    /// posting. Those for which it says true are finished with; at the first of the others it ends, and
+    /// [`Engine::poll_done`] gives that one.
+    #[inline]
+    pub fn settle_done(&mut self, settle: impl FnMut(&mut T, u64) -> bool) {
+        self.pkts.settle_done(settle);
+    }
+
+    /// Whether [`Engine::poll_event`] or [`Engine::poll_transmit`] may have something.
+    #[inline]
+    pub fn has_output(&self) -> bool {
+        self.pkts.has_done() || !self.events.is_empty() || !self.ready.is_empty() || !self.doomed.is_empty()
     }
 
     // --- look-ups
@@ -222,8 +272,19 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     }
 
     #[inline]
-    pub(super) fn find_wire(&self, id: u32) -> Option<u32> {
-        self.ids.get(&id).copied()
+    pub(super) fn find_wire(&mut self, id: u32) -> Option<u32> {
+        let guess = self.recent[id as usize % RECENT];
+        match self.eps.get(guess) {
+            Some(ep) if ep.id == id => Some(guess),
+            _ => self.look_up(id),
+        }
+    }
+
+    #[cold]
+    fn look_up(&mut self, id: u32) -> Option<u32> {
+        let slot = self.ids.get(&id).copied()?;
+        self.recent[id as usize % RECENT] = slot;
+        Some(slot)
     }
 
     pub(super) fn ep_id(&self, slot: u32) -> EpId {
@@ -299,7 +360,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
             }
         }
         assert_eq!(self.ids.len(), self.eps.len());
-        assert_eq!(pkts, self.pkts.len(), "packets outside every list");
+        assert_eq!(pkts + self.pkts.done_len(), self.pkts.len(), "packets outside every list");
         assert_eq!(passive, self.passive_count);
         assert_eq!(armed, self.timers.armed());
         for (i, peer) in self.peers.iter() {
@@ -403,6 +464,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     // --- the send list
 
     /// Appends to the endpoint's send list.
+    #[inline(always)]
     pub(super) fn push_packet(&mut self, slot: u32, packet: Packet<T>) -> u32 {
         let charge = packet.charge;
         let i = self.pkts.insert(packet);
@@ -419,22 +481,23 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         i
     }
 
-    /// Takes the first entry off the send list; the resend cursor moves on if it stood there.
-    pub(super) fn pop_packet(&mut self, slot: u32) -> Option<Packet<T>> {
+    /// Takes the first entry off the send list; the resend cursor moves on if it stood there. The answer is what
+    /// [`Packets::remove`] says.
+    pub(super) fn pop_packet(&mut self, slot: u32) -> Option<Option<(T, u64)>> {
         let ep = &mut self.eps[slot];
         let i = ep.head;
-        let packet = self.pkts.remove(i)?;
-        ep.head = packet.next;
+        let k = self.pkts.get(i)?;
+        ep.head = k.next;
         if ep.head == NIL {
             ep.tail = NIL;
         }
         if ep.resend_cur == i {
-            ep.resend_cur = packet.next;
+            ep.resend_cur = k.next;
         }
-        if packet.charge > 0 {
-            self.peers[ep.peer].in_flight -= u64::from(packet.charge);
+        if k.charge > 0 {
+            self.peers[ep.peer].in_flight -= u64::from(k.charge);
         }
-        Some(packet)
+        Some(self.pkts.remove(i))
     }
 
     /// Appends a flush marker that waits for `psn`, or for what the marker before it waits for, if that is more: a keep-alive

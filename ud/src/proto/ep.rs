@@ -164,8 +164,8 @@ pub(super) struct Ep<L, R> {
     pub(super) conn_sn: u32,
     /// The peer's endpoint id, or `NO_EP`.
     pub(super) dest: u32,
-    /// Source of what arrived before connect-to-endpoint, or `NIL`.
-    pub(super) early_qpn: u32,
+    /// The peer's queue pair; before there is a peer the source of what arrived so far, or `NIL`.
+    pub(super) src_qpn: u32,
     pub(super) path_index: u8,
     pub(super) is: Is,
     pub(super) owed: Owed,
@@ -237,7 +237,7 @@ impl<L, R> Ep<L, R> {
             peer_prev: NIL,
             conn_sn: 0,
             dest: NO_EP,
-            early_qpn: NIL,
+            src_qpn: NIL,
             path_index: 0,
             is: Is::empty(),
             owed: Owed::empty(),

@@ -46,7 +46,7 @@ impl Psn {
 
     /// `self` is `other` or before it.
     pub(super) const fn is_upto(self, other: Psn) -> bool {
-        self.0 == other.0 || self.is_before(other)
+        other.0.wrapping_sub(self.0).cast_signed() >= 0
     }
 }
 

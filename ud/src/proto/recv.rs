@@ -31,15 +31,51 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     pub fn handle_packet(&mut self, now: Time, meta: &RxMeta, bytes: &[u8]) -> RxVerdict {
         self.observe(now);
         self.stats.rx_packets += 1;
-        match self.on_packet(now, meta, bytes) {
-            Ok(verdict) => verdict,
-            Err(reason) => {
-                self.stats.drops[reason as usize] += 1;
-                RxVerdict::Drop(reason)
+        if let Some(neth) = Neth::parse(bytes)
+            && neth.is_am()
+            && let Some(slot) = self.find_wire(neth.dest())
+        {
+            let ep = &self.eps[slot];
+            let is_plain = ep.state == State::Connected
+                && ep.src_qpn == meta.src_qpn
+                && neth.psn == ep.rx_head.next()
+                && !ep.is_lingering()
+                && ep.held.is_none()
+                && meta.can_deliver;
+            if is_plain {
+                return self.on_plain_am(now, slot, neth);
             }
         }
+        self.on_packet(now, meta, bytes).unwrap_or_else(|reason| {
+            self.stats.drops[reason as usize] += 1;
+            RxVerdict::Drop(reason)
+        })
     }
 
+    /// What nearly every packet is: the next message of a connected endpoint, with nothing waiting behind a gap. Does what
+    /// [`Engine::on_packet`] would do, without the questions whose answers are known.
+    #[inline(always)]
+    fn on_plain_am(&mut self, now: Time, slot: u32, neth: Neth) -> RxVerdict {
+        let ep = &mut self.eps[slot];
+        ep.last_heard = now;
+        ep.rx_head = neth.psn;
+        ep.repeated = 0;
+        ep.is.insert(Is::HEARD | Is::RX_ANY);
+        let id = EpId { slot, id: ep.id };
+        let is_news = neth.ack != ep.acked;
+        if is_news {
+            self.on_ack_psn(now, slot, neth.ack);
+        }
+        if neth.is(wire::ACK_REQ) {
+            self.owe_ack(slot);
+        }
+        self.note_sender(now, slot);
+        self.stats.rx_delivered += 1;
+        self.debug_check(slot);
+        RxVerdict::Deliver { ep: id, am_id: neth.am_id() }
+    }
+
+    #[inline(never)]
     fn on_packet(&mut self, now: Time, meta: &RxMeta, bytes: &[u8]) -> Result<RxVerdict, DropReason> {
         let neth = Neth::parse(bytes).ok_or(DropReason::Short)?;
         if neth.has_reserved() {
@@ -96,16 +132,10 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     /// does not know it yet and sticks to the first one it hears.
     fn check_source(&mut self, slot: u32, meta: &RxMeta) -> Result<(), DropReason> {
         let ep = &mut self.eps[slot];
-        let expected = match self.peers.get(ep.peer) {
-            Some(peer) => peer.qpn,
-            None => {
-                if ep.early_qpn == NIL {
-                    ep.early_qpn = meta.src_qpn;
-                }
-                ep.early_qpn
-            }
-        };
-        if expected == meta.src_qpn { Ok(()) } else { Err(DropReason::WrongSource) }
+        if ep.src_qpn == NIL {
+            ep.src_qpn = meta.src_qpn;
+        }
+        if ep.src_qpn == meta.src_qpn { Ok(()) } else { Err(DropReason::WrongSource) }
     }
 
     fn on_ep_packet(
@@ -207,8 +237,12 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         Ok(RxVerdict::Hold { ep: self.ep_id(slot), psn: neth.psn.raw(), am_id })
     }
 
+    #[inline]
     fn note_sender(&mut self, now: Time, slot: u32) {
-        if let Some(peer) = self.peers.get_mut(self.eps[slot].peer) {
+        // Who sends matters only where there is a budget to divide.
+        if self.cfg.rx_budget != 0
+            && let Some(peer) = self.peers.get_mut(self.eps[slot].peer)
+        {
             self.epochs.note(now, &mut peer.epoch);
         }
     }
@@ -297,6 +331,12 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         if let Some(Kept::Am(_, r)) = held.insert(psn, kept) {
             self.events.push_back(Event::ReleaseHeld(r));
         }
+    }
+
+    /// Whether [`Engine::poll_held`] may have something.
+    #[inline]
+    pub fn has_held(&self) -> bool {
+        !self.held_ready.is_empty()
     }
 
     /// The next kept message that is in order by now: deliver it to the handler of the id, like the one before it.

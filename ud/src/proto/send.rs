@@ -22,7 +22,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     /// `reserved`: the window slot was taken by [`Engine::reserve`] before. `NoResource`: not connected, window or budget
     /// full, or the answer to the peer's request has to go first. `am_id` above 31 and a message longer than the peer's
     /// packets are `InvalidParam` and `ExceedsLimit`.
-    #[inline]
+    #[inline(always)]
     pub fn begin_send(
         &self,
         ep: EpId,
@@ -38,18 +38,19 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
             return Err(Refused::Failed(ErrorKind::InvalidParam));
         }
         let len = len.saturating_add(NETH_LEN);
-        if len > self.peers[e.peer].max_packet as usize {
+        let peer = &self.peers[e.peer];
+        if len > peer.max_packet as usize {
             return Err(Refused::Failed(ErrorKind::ExceedsLimit));
         }
         let charge = charge_of(len);
-        let has_room = reserved || (e.is_window_open(e.reserved) && self.budget_allows(e.peer, charge));
+        let has_room = reserved || (e.is_window_open(e.reserved) && self.budget_allows(peer, charge));
         if !has_room {
             return Err(Refused::NoResource);
         }
         let ack_req = kind == SendKind::Zcopy
             || e.owed.contains(Owed::ACK_REQ)
             || is_asking_psn(e.psn, e.acked, e.max_psn)
-            || self.budget_asks(e.peer, charge);
+            || self.budget_asks(peer, charge);
         let packet_type = wire::am_type(0, am_id, false);
         let neth = Neth { packet_type: wire::am_type(e.dest, am_id, ack_req), psn: e.psn, ack: e.rx_head };
         Ok(Begun { ep, psn: e.psn, charge, reserved, ack_req, packet_type, neth: neth.emit() })
@@ -59,38 +60,43 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     #[inline]
     fn check_sendable(&self, slot: u32) -> Result<(), Refused> {
         let e = &self.eps[slot];
-        if let State::Failed(kind) = e.state {
-            return Err(Refused::Failed(kind));
-        }
-        if e.is.contains(Is::CANCELED) || e.is_lingering() {
-            return Err(Refused::Failed(ErrorKind::Canceled));
-        }
-        if e.is.contains(Is::PEER_CLOSED) {
-            return Err(Refused::Failed(ErrorKind::ConnectionReset));
-        }
         // Data must not overtake an owed CREP: if it were lost, the CREP would make the peer's head jump over it
         // (`docs/ud-protocol.md` "CREP first").
-        if e.state != State::Connected || e.owed.contains(Owed::CREP) {
-            return Err(Refused::NoResource);
+        let is_open = e.state == State::Connected
+            && !e.is_lingering()
+            && !e.is.intersects(Is::CANCELED | Is::PEER_CLOSED)
+            && !e.owed.contains(Owed::CREP);
+        if is_open { Ok(()) } else { Err(self.why_not_sendable(slot)) }
+    }
+
+    #[cold]
+    fn why_not_sendable(&self, slot: u32) -> Refused {
+        let e = &self.eps[slot];
+        if let State::Failed(kind) = e.state {
+            return Refused::Failed(kind);
         }
-        Ok(())
+        if e.is.contains(Is::CANCELED) || e.is_lingering() {
+            return Refused::Failed(ErrorKind::Canceled);
+        }
+        if e.is.contains(Is::PEER_CLOSED) {
+            return Refused::Failed(ErrorKind::ConnectionReset);
+        }
+        Refused::NoResource
     }
 
     /// Records that the packet of `begun` was posted with send-queue serial number `serial`: its PSN is taken, `op` waits
     /// for the ack. Must follow [`Engine::begin_send`] with no other call for this endpoint in between. No allocation in the
     /// steady state.
-    #[inline]
+    #[inline(always)]
     pub fn commit_send(&mut self, now: Time, begun: Begun, serial: u64, op: T) {
         self.observe(now);
-        let Some(slot) = self.find(begun.ep) else {
-            self.events.push_back(Event::Done { op, result: Err(ErrorKind::Canceled), serial });
-            return;
-        };
-        debug_assert_eq!(self.eps[slot].psn, begun.psn, "another packet was sent between begin and commit");
+        let slot = begun.ep.slot;
+        debug_assert_eq!(self.find(begun.ep), Some(slot), "the endpoint went between begin and commit");
         let e = &mut self.eps[slot];
+        debug_assert_eq!(e.psn, begun.psn, "another packet was sent between begin and commit");
         // The header carried our head, and the ack request if one was owed; a NACK is not carried by data.
-        e.owed.remove(Owed::ACK | if begun.ack_req { Owed::ACK_REQ } else { Owed::empty() });
-        e.owed.remove(Owed::PROBE);
+        let asked = if begun.ack_req { Owed::ACK_REQ } else { Owed::empty() };
+        e.owed.remove(Owed::ACK | Owed::PROBE | asked);
         if begun.reserved {
             e.reserved = e.reserved.saturating_sub(1);
         }
@@ -114,6 +120,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
 
     /// Gives the packet the next PSN and starts the clocks if the window was empty. A user who keeps sending does not move
     /// the clock of the time-out.
+    #[inline(always)]
     pub(super) fn enter_window(&mut self, now: Time, slot: u32, packet: Packet<T>) {
         let run = self.clock.run(now);
         let e = &mut self.eps[slot];
@@ -124,11 +131,11 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         }
         e.psn = e.psn.next();
         e.last_serial = packet.serial;
-        let is_armed = e.tick_at != Time::MAX && e.in_flight() > 1;
-        self.push_packet(slot, packet);
-        if !is_armed {
-            self.start_tick(now, slot);
+        if e.tick_at == Time::MAX || e.in_flight() == 1 {
+            e.tick_at = now.add_nanos(e.tick);
+            self.limits.rearm(&self.clock, &mut self.timers, slot, e);
         }
+        self.push_packet(slot, packet);
     }
 
     /// Takes a window slot for a message of at most `len` bytes whose packing runs while the engine is unlocked.
@@ -138,7 +145,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         self.check_sendable(slot)?;
         let e = &self.eps[slot];
         let charge = charge_of(len.saturating_add(NETH_LEN));
-        let has_room = e.is_window_open(e.reserved) && self.budget_allows(e.peer, charge);
+        let has_room = e.is_window_open(e.reserved) && self.budget_allows(&self.peers[e.peer], charge);
         if !has_room {
             return Err(Refused::NoResource);
         }
@@ -164,7 +171,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         let e = &self.eps[slot];
         self.check_sendable(slot).is_ok()
             && e.is_window_open(e.reserved)
-            && self.budget_allows(e.peer, charge_of(self.peers[e.peer].max_packet as usize))
+            && self.budget_allows(&self.peers[e.peer], charge_of(self.peers[e.peer].max_packet as usize))
     }
 
     /// Asks for one [`Event::Writable`] when a message of any length would be accepted; at once, if it would be now. If the
@@ -192,8 +199,15 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     }
 
     /// Tells the user that the endpoint can send, if that is so and was asked for.
+    #[inline]
     pub(super) fn wake_writer(&mut self, slot: u32) {
-        if self.eps[slot].is.contains(Is::WANT_WRITABLE) && self.can_send_slot(slot) {
+        if self.eps[slot].is.contains(Is::WANT_WRITABLE) {
+            self.wake_waiting(slot);
+        }
+    }
+
+    fn wake_waiting(&mut self, slot: u32) {
+        if self.can_send_slot(slot) {
             self.clear_want(slot);
             self.events.push_back(Event::Writable(self.ep_id(slot)));
         }

@@ -61,6 +61,7 @@ impl<V> Slab<V> {
         }
     }
 
+    #[inline]
     pub(super) fn get(&self, i: u32) -> Option<&V> {
         match self.places.get(i as usize) {
             Some(Place::Used(v)) => Some(v),
@@ -68,6 +69,7 @@ impl<V> Slab<V> {
         }
     }
 
+    #[inline]
     pub(super) fn get_mut(&mut self, i: u32) -> Option<&mut V> {
         match self.places.get_mut(i as usize) {
             Some(Place::Used(v)) => Some(v),

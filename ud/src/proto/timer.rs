@@ -27,6 +27,7 @@ impl TimerQueue {
     }
 
     /// No deadline lies before this time.
+    #[inline]
     pub(super) fn earliest(&self) -> Time {
         match self.heap.peek() {
             Some(Reverse((t, ..))) if self.armed > 0 => *t,
@@ -35,6 +36,7 @@ impl TimerQueue {
     }
 
     /// Sets an endpoint's deadline; `Time::MAX` stops its timer.
+    #[inline]
     pub(super) fn set<L, R>(&mut self, slot: u32, ep: &mut Ep<L, R>, at: Time) {
         match (ep.deadline == Time::MAX, at == Time::MAX) {
             (true, false) => self.armed += 1,
@@ -63,12 +65,12 @@ impl TimerQueue {
 pub(super) struct RunClock {
     last: Time,
     stopped: u64,
-    slack: Duration,
+    slack: u64,
 }
 
 impl RunClock {
     pub(super) fn new(slack: Duration) -> Self {
-        RunClock { last: Time::ZERO, stopped: 0, slack }
+        RunClock { last: Time::ZERO, stopped: 0, slack: nanos(slack) }
     }
 
     /// Takes note of the time. `due`: the earliest deadline. True if a standstill was found.
@@ -76,25 +78,64 @@ impl RunClock {
     pub(super) fn observe(&mut self, now: Time, due: Time) -> bool {
         let since = due.max(self.last);
         self.last = self.last.max(now);
-        if now.since(since) <= self.slack {
+        let overdue = now.nanos_since(since);
+        if overdue <= self.slack {
             return false;
         }
-        self.stopped = self.stopped.saturating_add(nanos(now.since(since)));
+        self.stopped = self.stopped.saturating_add(overdue);
         true
     }
 
     /// Run time of a time.
+    #[inline]
     pub(super) fn run(&self, t: Time) -> Time {
         Time::from_nanos(t.as_nanos().saturating_sub(self.stopped))
     }
 
     /// The time at which the run time will be `t`, if we do not stand still until then.
+    #[inline]
     pub(super) fn real(&self, t: Time) -> Time {
-        t + Duration::from_nanos(self.stopped)
+        t.add_nanos(self.stopped)
     }
 
+    #[inline]
     pub(super) fn last(&self) -> Time {
         self.last
+    }
+}
+
+/// How long an endpoint may be silent, and linger.
+#[derive(Copy, Clone)]
+pub(super) struct TimeLimits {
+    /// Nanoseconds.
+    pub(super) timeout: u64,
+    /// Nanoseconds.
+    pub(super) linger: u64,
+    /// See [`Engine::count_answers`].
+    pub(super) answers_count: bool,
+}
+
+impl TimeLimits {
+    /// Sets the endpoint's deadline from what it waits for.
+    #[inline]
+    pub(super) fn rearm<L, R>(self, clock: &RunClock, timers: &mut TimerQueue, slot: u32, ep: &mut Ep<L, R>) {
+        let mut at = ep.tick_at;
+        if ep.in_flight() > 0 && !ep.is_failed() {
+            let base = silence_start(ep, self.answers_count);
+            let dead_at = clock.real(base).add_nanos(self.timeout).add_nanos(1);
+            // A verdict that had to be put off, because our own queue was full, is looked at with the next tick.
+            if dead_at > clock.last() {
+                at = at.min(dead_at);
+            }
+        }
+        if let Owner::Lingering { since } = ep.owner {
+            let over = since.add_nanos(self.linger);
+            // Past its time the record waits for an ack, a verdict or a post, each of which comes by itself.
+            if over > clock.last() {
+                at = at.min(over);
+            }
+        }
+        timers.set(slot, ep, at);
     }
 }
 
@@ -104,6 +145,12 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     pub fn poll_timeout(&self) -> Option<Time> {
         let t = self.timers.earliest().min(self.sweep_at);
         (t != Time::MAX).then_some(t)
+    }
+
+    /// Whether [`Engine::handle_timeout`] has something to do.
+    #[inline]
+    pub fn is_due(&self, now: Time) -> bool {
+        self.timers.earliest().min(self.sweep_at) <= now
     }
 
     /// Serves every deadline that is due: asks for acks, starts resends, declares peers dead, ends lingering. The cost follows
@@ -134,39 +181,22 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
 
     #[inline]
     pub(super) fn observe(&mut self, now: Time) {
-        if self.clock.observe(now, self.timers.earliest()) {
+        // One reading of the clock serves many calls.
+        if now != self.clock.last() && self.clock.observe(now, self.timers.earliest()) {
             self.stats.stopped += 1;
         }
     }
 
     /// Sets the endpoint's deadline from what it waits for.
+    #[inline]
     pub(super) fn rearm(&mut self, slot: u32) {
-        let timeout = self.cfg.timeout;
-        let linger = self.cfg.linger;
-        let ep = &mut self.eps[slot];
-        let mut at = ep.tick_at;
-        if ep.in_flight() > 0 && !ep.is_failed() {
-            let base = silence_start(ep);
-            let dead_at = self.clock.real(base) + timeout + Duration::from_nanos(1);
-            // A verdict that had to be put off, because our own queue was full, is looked at with the next tick.
-            if dead_at > self.clock.last() {
-                at = at.min(dead_at);
-            }
-        }
-        if let Owner::Lingering { since } = ep.owner {
-            let over = since + linger;
-            // Past its time the record waits for an ack, a verdict or a post, each of which comes by itself.
-            if over > self.clock.last() {
-                at = at.min(over);
-            }
-        }
-        self.timers.set(slot, ep, at);
+        self.limits.rearm(&self.clock, &mut self.timers, slot, &mut self.eps[slot]);
     }
 
     /// (Re)starts the resend interval.
     pub(super) fn start_tick(&mut self, now: Time, slot: u32) {
         let ep = &mut self.eps[slot];
-        ep.tick_at = now + Duration::from_nanos(ep.tick);
+        ep.tick_at = now.add_nanos(ep.tick);
         self.rearm(slot);
     }
 
@@ -193,7 +223,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         let ep = &mut self.eps[slot];
         let own_queue_full = is_queued || ep.owed.intersects(Owed::ACK_REQ | Owed::RESEND | Owed::CREQ | Owed::CREP);
         if !own_queue_full {
-            let silent = nanos(run.since(silence_start(ep)));
+            let silent = nanos(run.since(silence_start(ep, self.limits.answers_count)));
             if silent > nanos(self.cfg.timeout) {
                 let kind =
                     if ep.is.contains(Is::HEARD) { ErrorKind::EndpointTimeout } else { ErrorKind::NeverAnswered };
@@ -216,7 +246,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         }
         if own_queue_full {
             // The peer could not answer what it was not asked: this interval does not count.
-            ep.send_time = run.min(silence_start(ep) + Duration::from_nanos(ep.tick));
+            ep.send_time = run.min(silence_start(ep, self.limits.answers_count) + Duration::from_nanos(ep.tick));
         } else {
             let idle = nanos(run.since(ep.send_time.max(ep.last_resend)));
             if idle >= tick0 && ep.state == State::Connected {
@@ -246,7 +276,7 @@ const STALLS_MAX: u8 = 4;
 
 /// Since when the peer has been silent (run time). An answer without progress counts as a sign of life while somebody cares
 /// for the endpoint: a peer whose application is busy does not accept messages for a while, but its engine answers. A
-/// lingering endpoint waits for progress only, so that closing is bounded.
-pub(super) fn silence_start<L, R>(ep: &Ep<L, R>) -> Time {
-    if ep.is_lingering() { ep.send_time } else { ep.send_time.max(ep.answered) }
+/// lingering endpoint waits for progress only, so that closing is bounded; so does everybody if answers do not count.
+pub(super) fn silence_start<L, R>(ep: &Ep<L, R>, answers_count: bool) -> Time {
+    if ep.is_lingering() || !answers_count { ep.send_time } else { ep.send_time.max(ep.answered) }
 }

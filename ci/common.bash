@@ -1,0 +1,28 @@
+# What scripts in this directory share. To be sourced.
+
+# What the feature rdma-core needs to build, and is not here: names of packages.
+rdma_missing() {
+    if ! command -v pkg-config >/dev/null; then
+        echo pkg-config
+    elif ! pkg-config --exists libibverbs librdmacm; then
+        echo libibverbs-dev librdmacm-dev
+    fi
+    # bindgen loads it and needs clang's own headers beside it.
+    if [ -z "${LIBCLANG_PATH:-}" ]; then
+        local lib=/usr/lib/llvm-*/lib
+        compgen -G "$lib/libclang[.-][0-9s]*" >/dev/null && compgen -G "$lib/clang/*/include/stddef.h" >/dev/null ||
+            [ -e /usr/lib64/libclang.so ] || echo libclang-dev
+    fi
+}
+
+# The features to build the workspace with for tests: as much as this machine can.
+test_features() {
+    [ -n "$(rdma_missing)" ] || echo --features=ib/rdma-core,ud/rdma-core,uct-tools/rdma-core,uct-tests/rdma-core
+}
+
+# Ends a step that cannot run here. On the CI server that is a failure: a proof that is skipped there is none.
+cannot() {
+    echo "not installed: $*"
+    [ "${CI:-}" != true ] || exit 1
+    exit 0
+}
