@@ -17,7 +17,17 @@ rdma_missing() {
 
 # The features to build the workspace with for tests: as much as this machine can.
 test_features() {
-    [ -n "$(rdma_missing)" ] || echo --features=ib/rdma-core,ud/rdma-core,uct-tools/rdma-core,uct-tests/rdma-core
+    [ -z "$(rdma_missing)" ] || return 0
+    local second=""
+    # The crate ibverbs builds a copy of rdma-core to make its bindings from.
+    [ -n "$(ibverbs_missing)" ] || second=,uct-tests/ibverbs
+    echo "--features=ib/rdma-core,ud/rdma-core,uct-tools/rdma-core,uct-tests/rdma-core$second"
+}
+
+# What the feature ibverbs of the tests needs besides.
+ibverbs_missing() {
+    command -v cmake >/dev/null || echo cmake
+    pkg-config --exists libnl-3.0 libnl-route-3.0 2>/dev/null || echo libnl-3-dev libnl-route-3-dev
 }
 
 # Ends a step that cannot run here. On the CI server that is a failure: a proof that is skipped there is none.

@@ -200,7 +200,7 @@ uct::config_table! {
         /// Follow events of the device, such as a port that goes down or an address that changes.
         async_events: bool = "ASYNC_EVENTS", "y";
         /// Make registered memory safe in a process that forks: without it, on kernels before 5.12, what the parent writes
-        /// after a fork may not reach its RDMA device. try means where the device supports it; the soft device needs nothing
+        /// after a fork may not reach its device. try means where the device supports it; the soft device needs nothing
         /// for it. What the parent has opened cannot be used in the child either way.
         fork_init: Ternary = "FORK_INIT", "try";
         /// How long an address handle that nobody holds stays in the cache for the next user. inf keeps it until its
@@ -210,7 +210,7 @@ uct::config_table! {
         /// How many address handles that nobody holds the cache keeps; those not used for longest are given up first.
         /// Of this library, not of UCX.
         ah_cache_max: u32 = "AH_CACHE_MAX", "65536";
-        /// Follow changes of neighbours and routes (ARP, neighbour discovery, gateways) on RoCE devices, so that the next
+        /// Follow changes of neighbours (address resolution) and routes (gateways) on RoCE devices, so that the next
         /// connection to a peer whose link address has changed uses the new one. Of this library, not of UCX.
         neighbour_watch: bool = "NEIGHBOUR_WATCH", "y";
     }

@@ -219,6 +219,15 @@ pub struct QpInit {
     pub inline_len: u32,
 }
 
+/// What queue pairs of a device can have; 0 where it does not tell. For messages: what is asked for is tried all the same.
+#[derive(Copy, Clone, PartialEq, Eq, Debug, Default)]
+pub struct QueueLimits {
+    /// Work requests in one queue.
+    pub depth: u32,
+    /// Queue pairs on the device, of all its users.
+    pub qps: u32,
+}
+
 /// What the caller got.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub struct QpCaps {
@@ -421,6 +430,11 @@ pub trait Device: Send + Sync + 'static {
     /// # Errors
     /// `EINVAL`: a limit is exceeded or the port does not exist. `ENOMEM`: out of queue pairs or memory.
     fn create_ud_qp(self: &Arc<Self>, init: &QpInit) -> VerbsResult<Self::UdQp>;
+
+    /// What queue pairs can have.
+    fn queue_limits(&self) -> QueueLimits {
+        QueueLimits::default()
+    }
 
     /// The next async event, if there is one. Never blocks.
     fn poll_async_event(&self) -> Option<AsyncEvent>;

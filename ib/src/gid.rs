@@ -128,7 +128,9 @@ pub fn local_port<D: Device>(device: &D, port: u8, md: &MdConfig, iface: &IfaceC
         Some(_) => Ok(()),
         None => try_gid(device, port, entry.gid),
     };
-    select(&attr, port, &port_attr, &gids, md, iface, &probe)
+    let local = select(&attr, port, &port_attr, &gids, md, iface, &probe)?;
+    crate::subnets::warn_if_shared(&local);
+    Ok(local)
 }
 
 /// Makes and destroys an address handle from a GID to itself.

@@ -18,6 +18,7 @@ pub mod rdma_core;
 pub mod reach;
 pub mod sim;
 pub mod soft;
+mod subnets;
 pub mod sw;
 mod sync;
 pub mod types;

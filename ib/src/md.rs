@@ -2,6 +2,7 @@
 
 use std::{
     any::Any,
+    collections::BTreeMap,
     fmt,
     sync::{
         Arc, OnceLock,
@@ -9,6 +10,7 @@ use std::{
     },
 };
 
+use parking_lot::Mutex;
 use uct::{
     Clock, Error, ErrorKind, MemRegion, Result, Scope,
     fork::Birth,
@@ -20,8 +22,9 @@ use uct::{
 use crate::{
     ah::{AhCache, AhCacheConfig, AhTtl, AhWaker, Executor},
     config::MdConfig,
-    device::{Access, AsyncEvent, Device, LinkLayer, MrKeys, RoceVersion, VerbsError},
+    device::{Access, AsyncEvent, Device, LinkLayer, MrKeys, PortAttr, RoceVersion, VerbsError, VerbsResult},
     growth::{Growth, Registered},
+    types::Mtu,
 };
 
 /// A memory domain on a device of type `D`. Interfaces hold it; it closes with the last of them.
@@ -35,6 +38,8 @@ pub struct Md<D: Device> {
     lost: AtomicBool,
     /// See [`Md::keep`].
     kept: OnceLock<Box<dyn Any + Send + Sync>>,
+    /// Ports as they were when somebody last had reason to look.
+    ports: Arc<Mutex<BTreeMap<u8, VerbsResult<PortAttr>>>>,
     born: Birth,
 }
 
@@ -56,6 +61,7 @@ impl<D: Device> Md<D> {
             events: AtomicU64::new(0),
             lost: AtomicBool::new(false),
             kept: OnceLock::new(),
+            ports: Arc::default(),
             born: Birth::here(),
         })
     }
@@ -128,6 +134,35 @@ impl<D: Device> Md<D> {
         let _ = self.kept.set(guard);
     }
 
+    /// Asks the device how a port is, in the background where that may sleep, for [`Md::port_trouble`].
+    pub fn look_at_port(&self, port: u8) {
+        let (device, ports) = (self.device.clone(), self.ports.clone());
+        let look = move || {
+            let attr = device.query_port(port);
+            ports.lock().insert(port, attr);
+        };
+        match self.ahs.defers() {
+            true => self.ahs.run_errand(Box::new(look)),
+            false => look(),
+        }
+    }
+
+    /// What was wrong with a port at the last [`Md::look_at_port`], for an interface whose packets have up to `mtu` bytes.
+    /// `None` if nothing was. No system call.
+    pub fn port_trouble(&self, port: u8, mtu: Mtu) -> Option<String> {
+        match self.ports.lock().get(&port)? {
+            Ok(p) if !p.active => Some(format!("port {port} is not active: check cable, switch and `ip link`")),
+            Ok(p) if p.active_mtu < mtu => Some(format!(
+                "the MTU of port {port} fell from {} to {} bytes while the interface was open, and longer packets are lost: raise \
+                 it again, or close and open the interface",
+                mtu.bytes(),
+                p.active_mtu.bytes()
+            )),
+            Ok(_) => None,
+            Err(e) => Some(format!("port {port}: {e}")),
+        }
+    }
+
     /// Makes buffers and registers them as one region.
     ///
     /// # Errors
@@ -181,7 +216,7 @@ impl<D: Device> Drop for Md<D> {
             self.ahs.close();
         } else {
             // The parent's: nothing of it must end here, see `uct::fork`.
-            std::mem::forget((self.device.clone(), self.ahs.clone()));
+            std::mem::forget((self.device.clone(), self.ahs.clone(), self.kept.take()));
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use uct::{Completion, ErrorKind, MemRegion, md::MemoryDomain};
+use uct::{AmId, Completion, Endpoint, ErrorKind, MemRegion, MemSlice, SendError, md::MemoryDomain};
 
 /// `len` bytes that differ from those of other seeds, and from one another.
 pub fn bytes(seed: u64, len: usize) -> Vec<u8> {
@@ -26,6 +26,38 @@ pub fn region(md: &dyn MemoryDomain, bytes: &[u8]) -> MemRegion {
     let mut r = md.mem_alloc(bytes.len().max(1)).expect("memory");
     r.bytes_mut().expect("no view yet")[..bytes.len()].copy_from_slice(bytes);
     r
+}
+
+/// Sends the numbers from `next` on until there is back-pressure; returns how many were accepted. Nothing moves meanwhile.
+///
+/// # Panics
+/// If a send fails.
+#[track_caller]
+pub fn fill(ep: &dyn Endpoint, id: AmId, next: &mut u64) -> usize {
+    let before = *next;
+    loop {
+        match ep.am_short(id, *next, b"") {
+            Ok(()) => *next += 1,
+            Err(SendError::NoResource) => return (*next - before) as usize,
+            Err(e) => panic!("{e}"),
+        }
+    }
+}
+
+/// Sends zero-copy messages, each with a completion of its own, until there is back-pressure; returns how many were accepted.
+///
+/// # Panics
+/// If a send fails.
+#[track_caller]
+pub fn fill_zcopy(ep: &dyn Endpoint, id: AmId, iov: &[MemSlice], ledger: &Ledger) -> usize {
+    for accepted in 0.. {
+        match ep.am_zcopy(id, b"", iov, Some(&ledger.completion())) {
+            Ok(_) => {}
+            Err(SendError::NoResource) => return accepted,
+            Err(e) => panic!("{e}"),
+        }
+    }
+    unreachable!("back-pressure comes first")
 }
 
 /// Completions by number, in the order in which they fired. Says that each fires exactly once.

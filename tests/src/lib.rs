@@ -13,6 +13,7 @@ pub mod hooks;
 pub mod log;
 pub mod memory;
 pub mod packets;
+pub mod procs;
 pub mod raw;
 #[cfg(feature = "rdma-core")]
 pub mod rdma;

@@ -25,21 +25,10 @@ impl<F: Hooks> World<F> {
     }
 
     /// Closes everything and checks that nothing is left: address handles created and destroyed are equal in number, no
-    /// device saw anything forbidden, nothing is alive on any.
+    /// device saw anything forbidden, nothing is alive on any, and nothing keeps a domain: handlers, endpoints and pools of a
+    /// closed interface must not keep one another. The test's own endpoints must be gone.
     #[track_caller]
-    pub fn finish(self) {
-        self.end(false);
-    }
-
-    /// [`World::finish`], and checks that nothing keeps a domain: handlers, endpoints and pools of a closed interface must
-    /// not keep one another. The test's own endpoints must be gone.
-    #[track_caller]
-    pub fn finish_and_free(self) {
-        self.end(true);
-    }
-
-    #[track_caller]
-    fn end(mut self, all_gone: bool) {
+    pub fn finish(mut self) {
         for n in &mut self.nodes {
             n.iface = None;
         }
@@ -65,7 +54,7 @@ impl<F: Hooks> World<F> {
             let md = n.md.clone();
             drop(n);
             let others = Arc::strong_count(&md) - 1;
-            assert!(others == 0 || !all_gone, "node {i}: something keeps its domain\n{report}");
+            assert!(others == 0, "node {i}: something keeps its domain\n{report}");
         }
         let leaks = fabric.leaks();
         assert!(leaks.is_empty(), "still alive: {leaks:?}\n{report}");

@@ -55,7 +55,7 @@ fn am_short_reaches_the_peer<F: Hooks>(w: World<F>) {
     }
     w.settle();
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 /// Sizes where something changes: headers, the small send buffers, MTUs, the limits of the interface.
@@ -157,7 +157,7 @@ fn every_kind_at_every_size_boundary<F: Hooks>(w: World<F>) {
     every_kind(&mut w, &ep, 0, 1);
     w.all_home();
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 /// Two endpoints joined by address.
@@ -179,7 +179,7 @@ fn every_kind_by_connect_to_ep<F: Hooks>(w: World<F>) {
     let e = a.connect(&w.nodes[1].iface().device_address(), &b.address().unwrap()).unwrap_err();
     assert!(e.to_string().contains("connected already"), "{e}");
     drop((a, b));
-    w.finish_and_free();
+    w.finish();
 }
 
 fn every_kind_to_oneself<F: Hooks>(w: World<F>) {
@@ -188,7 +188,7 @@ fn every_kind_to_oneself<F: Hooks>(w: World<F>) {
     every_kind(&mut w, &ep, 0, 0);
     w.all_home();
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn every_kind_under_loss<F: Hooks>(w: World<F>) {
@@ -200,7 +200,7 @@ fn every_kind_under_loss<F: Hooks>(w: World<F>) {
     every_kind(&mut w, &ep, 0, 1);
     w.all_home();
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn small_segments<F: Hooks>(mut w: World<F>) {
@@ -214,7 +214,7 @@ fn small_segments<F: Hooks>(mut w: World<F>) {
         let ep = w.nodes[a].connect(&w.nodes[b]);
         every_kind(&mut w, &ep, a, b);
     }
-    w.finish_and_free();
+    w.finish();
 }
 
 #[track_caller]
@@ -269,7 +269,7 @@ fn one_over_each_limit_names_value_and_limit<F: Hooks>(w: World<F>) {
     let ids: Vec<u8> = w.nodes[1].take().iter().map(|m| m.id).collect();
     assert_eq!(ids, [1, 2]);
     drop((ep, all, iov, r));
-    w.finish_and_free();
+    w.finish();
 }
 
 fn several_endpoints_per_pair_keep_their_order<F: Hooks>(w: World<F>) {
@@ -294,7 +294,7 @@ fn several_endpoints_per_pair_keep_their_order<F: Hooks>(w: World<F>) {
     }
     w.all_home();
     drop(eps);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn all_ids_find_their_handler<F: Hooks>(w: World<F>) {
@@ -309,7 +309,7 @@ fn all_ids_find_their_handler<F: Hooks>(w: World<F>) {
     }
     w.settle();
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn two_interfaces_of_one_domain<F: Hooks>(w: World<F>) {
@@ -347,7 +347,7 @@ fn two_interfaces_of_one_domain<F: Hooks>(w: World<F>) {
     // One address handle: the cache is the domain's.
     assert_eq!(w.nodes[0].md.ah_cache().stats().created, 1);
     drop((there, back, two));
-    w.finish_and_free();
+    w.finish();
 }
 
 fn two_interfaces_of_one_worker<F: Hooks>(w: World<F>) {
@@ -376,7 +376,7 @@ fn two_interfaces_of_one_worker<F: Hooks>(w: World<F>) {
     w.send(|| ep.am_short(AmId::truncate(1), 1, b""));
     w.settle();
     drop((ep, other, two, md));
-    w.finish_and_free();
+    w.finish();
 }
 
 fn zcopy_memory_is_shared_until_completion<F: Hooks>(w: World<F>) {
@@ -393,7 +393,7 @@ fn zcopy_memory_is_shared_until_completion<F: Hooks>(w: World<F>) {
     w.run_until("the memory is back", |_| r.bytes_mut().is_some());
     assert_eq!(w.nodes[1].take()[0].data, b"<cde");
     drop((ep, r));
-    w.finish_and_free();
+    w.finish();
 }
 
 fn a_peer_with_smaller_packets(w: World<Sim>) {
@@ -417,7 +417,7 @@ fn a_peer_with_smaller_packets(w: World<Sim>) {
     w.run_until("both arrive", |w| w.nodes[1].inbox.lock().len() == 2);
     w.all_home();
     drop((ep, s, r));
-    w.finish_and_free();
+    w.finish();
 }
 
 /// Sends one message of each kind, as long as it may be, and returns what must arrive: id and payload.
@@ -461,7 +461,7 @@ fn am_sync<F: Hooks>(w: World<F>) {
     assert_eq!(got(&w), want);
     w.all_home();
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 /// Async handlers run without any progress of the receiver's user.
@@ -482,7 +482,7 @@ fn am_async<F: Hooks>(w: World<F>) {
     w.nodes[1].motion = Motion::User;
     w.all_home();
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 /// An async handler answers from within; its user never progresses, and every answer comes.
@@ -514,7 +514,7 @@ fn am_async_response<F: Hooks>(w: World<F>) {
     w.nodes[1].iface().set_am_handler(AmId::truncate(1), None, uct::am::HandlerKind::Sync).unwrap();
     w.settle();
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 /// Messages of the greatest length back to back.
@@ -533,7 +533,7 @@ fn max_multi<F: Hooks>(w: World<F>, send: impl Fn(&Ep, AmId, &[u8]) -> SendResul
     }
     w.all_home();
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn am_max_short_multi<F: Hooks>(w: World<F>) {
@@ -568,7 +568,7 @@ fn mix_10000<F: Hooks>(w: World<F>) {
     assert!(zcopies.all().iter().all(|r| *r == Ok(())));
     w.all_home();
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 /// The payload lies in the last bytes of a page, with nothing of ours behind it.
@@ -615,5 +615,5 @@ fn mix1000_last_byte_offset<F: Hooks>(w: World<F>) {
     assert_eq!(got(&w), want);
     w.all_home();
     drop((ep, r));
-    w.finish_and_free();
+    w.finish();
 }

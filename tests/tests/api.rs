@@ -57,7 +57,7 @@ fn is_connected<F: Hooks>(w: World<F>) {
     w.nodes[0].iface = None;
     assert!(!ep.is_connected(&peer.0, &peer.1, None));
     drop((ep, again));
-    w.finish_and_free();
+    w.finish();
 }
 
 fn is_connected_to_an_endpoint<F: Hooks>(w: World<F>) {
@@ -72,7 +72,7 @@ fn is_connected_to_an_endpoint<F: Hooks>(w: World<F>) {
     assert!(a.is_connected(&dev, &ifa, Some(&ba)) && a.is_connected(&dev, &ifa, None));
     assert!(!a.is_connected(&dev, &ifa, Some(&ca)));
     drop((a, b, c));
-    w.finish_and_free();
+    w.finish();
 }
 
 fn is_reachable<F: Hooks>(mut w: World<F>) {
@@ -95,7 +95,7 @@ fn is_reachable<F: Hooks>(mut w: World<F>) {
         }
     }
     assert!(unreachable > 0);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn if_addr<F: Hooks>(w: World<F>) {
@@ -107,7 +107,7 @@ fn if_addr<F: Hooks>(w: World<F>) {
     assert_eq!(n.iface().device_address()[..17], two.device_address()[..17]);
     assert_ne!(n.iface().iface_address(), two.iface_address());
     drop(two);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn iface_attrs<F: Hooks>(w: World<F>) {
@@ -128,7 +128,7 @@ fn iface_attrs<F: Hooks>(w: World<F>) {
     assert!(a.num_paths >= 1 && a.max_num_eps > 10_000);
     assert!(a.bandwidth_bps > 0.0 && !a.latency.is_zero() && !a.overhead.is_zero());
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn ep_ids_and_user_data<F: Hooks>(w: World<F>) {
@@ -145,7 +145,7 @@ fn ep_ids_and_user_data<F: Hooks>(w: World<F>) {
     assert_eq!(e.kind(), ErrorKind::InvalidParam);
     assert!(e.to_string().contains("path 200") && e.to_string().contains("UCX_IB_NUM_PATHS"), "{e}");
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn counters_have_a_fixed_order<F: Hooks>(w: World<F>) {
@@ -165,7 +165,7 @@ fn counters_have_a_fixed_order<F: Hooks>(w: World<F>) {
     assert_eq!(w.nodes[0].counter("tx.am"), 100);
     assert_eq!(w.nodes[1].counter("rx.delivered"), 100);
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn bad_addresses_are_refused_by_name<F: Hooks>(w: World<F>) {
@@ -188,7 +188,7 @@ fn bad_addresses_are_refused_by_name<F: Hooks>(w: World<F>) {
     let e = ep.connect(&[1], &ep.address().unwrap()).unwrap_err();
     assert!(e.kind() == ErrorKind::InvalidAddress && e.to_string().contains("device address"), "{e}");
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 /// A world for all cases: garbage must leave it usable for the next.
@@ -271,7 +271,7 @@ fn memory_of_another_device_is_refused<F: Hooks>(w: World<F>) {
     assert_eq!(w.nodes[1].take()[0].data, [2; 8]);
     assert_eq!(w.total("qp.resets"), 0);
     drop((ep, mixed, ours, theirs));
-    w.finish_and_free();
+    w.finish();
 }
 
 /// Taken out of the worker's progress and put in again at random: it works whenever it is in.
@@ -297,7 +297,7 @@ fn random_enable_disable<F: Hooks>(w: World<F>) {
     assert!(w.nodes[1].take().iter().enumerate().all(|(i, m)| m.data == (i as u64).to_ne_bytes()));
     w.all_home();
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 /// UCX_IB_ROCE_REACHABILITY_MODE=local_subnet: peers of the subnet are reachable, and others are not.
@@ -319,7 +319,7 @@ fn local_subnet_only<F: Hooks>(mut w: World<F>) {
     w.run_until("it arrives", |w| w.nodes[1].inbox.lock().len() == 1);
     w.settle();
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 /// UCX_IB_GID_INDEX=1: that address is told to peers, and it is what they answer to.
@@ -340,7 +340,7 @@ fn non_default_gid_idx(mut w: World<Sim>) {
     w.run_until("both arrive", |w| w.nodes.iter().all(|n| n.inbox.lock().len() == 1));
     w.settle();
     drop((ep, back));
-    w.finish_and_free();
+    w.finish();
 }
 
 /// One message, one more on either side, whatever its kind; a refusal counts nothing.
@@ -367,5 +367,5 @@ fn each_kind_of_message_counts_once<F: Hooks>(w: World<F>) {
     }
     assert_eq!(w.nodes[1].inbox.lock().len(), 5);
     drop((ep, iov, r));
-    w.finish_and_free();
+    w.finish();
 }

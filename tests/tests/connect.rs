@@ -173,6 +173,7 @@ fn connect_iface_2to1<F: Hooks>(w: World<F>) {
     w.run_until("both arrive", |w| w.nodes[1].inbox.lock().len() == 2);
     let got = w.nodes[1].take();
     assert_ne!(got[0].ep, got[1].ep);
+    drop((a, b));
     w.finish();
 }
 
@@ -184,6 +185,7 @@ fn connect_iface_sim<F: Hooks>(w: World<F>) {
     w.settle();
     assert_eps(&w, &[1, 1]);
     assert_eq!(w.total("ep.passive_created"), w.total("ep.passive_claimed"));
+    drop((a, b));
     w.finish();
 }
 
@@ -202,6 +204,7 @@ fn connect_iface_sim2v2<F: Hooks>(w: World<F>) {
         let other = Some(b[1 - i].address().unwrap());
         assert!(!a[i].is_connected(&n[1].device_address(), &n[1].iface_address(), other.as_deref()));
     }
+    drop((a, b));
     w.finish();
 }
 
@@ -255,6 +258,7 @@ fn crep_drop_on_both_sides<F: Hooks>(w: World<F>) {
     let before = (w.total("tx.creq"), w.total("tx.crep"), w.total("tx.resends"));
     w.run_for(Duration::from_millis(50));
     assert_eq!(before, (w.total("tx.creq"), w.total("tx.crep"), w.total("tx.resends")));
+    drop((a, b));
     w.finish();
 }
 
@@ -273,6 +277,7 @@ fn crep_ack_drop<F: Hooks>(w: World<F>) {
     w.settle();
     assert_eps(&w, &[1, 1]);
     assert_eq!(w.total("ep.passive_created"), 1);
+    drop((a, b));
     w.finish();
 }
 
@@ -297,6 +302,7 @@ fn ctls_loss<F: Hooks>(w: World<F>) {
     let addr = b.address().unwrap();
     assert!(a.is_connected(&n.device_address(), &n.iface_address(), Some(&addr)));
     assert!(w.total("tx.resends") >= 6, "each loss was repaired");
+    drop((a, b));
     w.finish();
 }
 
@@ -394,5 +400,6 @@ fn an_ack_that_overtakes_the_crep_is_no_answer<F: Hooks>(mut w: World<F>) {
     let b = w.nodes[0].connect(&w.nodes[1]);
     talk(&mut w, 0, 1, &[&b], 0);
     w.settle();
+    drop(b);
     w.finish();
 }

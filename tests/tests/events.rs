@@ -78,7 +78,7 @@ fn am_no_fc<F: Hooks>(w: World<F>) {
     }
     assert!(spurious <= 2, "{spurious} of 200 events came without a message");
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn armed_and_the_thread_takes_the_message<F: Hooks>(w: World<F>) {
@@ -106,7 +106,7 @@ fn armed_and_the_thread_takes_the_message<F: Hooks>(w: World<F>) {
         w.settle();
     }
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn armed_and_the_thread_takes_the_ack<F: Hooks>(w: World<F>) {
@@ -128,7 +128,7 @@ fn armed_and_the_thread_takes_the_ack<F: Hooks>(w: World<F>) {
     w.nodes[0].motion = Motion::User;
     w.run_until("it completes", |_| status.poll() == Some(Ok(())));
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 /// A user who sleeps learns that the peer is dead, though it is the progress thread that finds out.
@@ -156,7 +156,7 @@ fn armed_and_the_thread_finds_the_peer_dead<F: Hooks>(mut w: World<F>) {
     w.run_until("it is told", |w| w.nodes[0].failures.lock().len() == 1);
     w.nodes[1].motion = Motion::User;
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn busy_while_there_is_work<F: Hooks>(w: World<F>) {
@@ -175,7 +175,7 @@ fn busy_while_there_is_work<F: Hooks>(w: World<F>) {
     assert_eq!(w.nodes[0].iface().arm(ALL).unwrap(), Arm::Busy);
     w.run_until("it is told", |w| w.nodes[0].failures.lock().len() == 1);
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn after_close_there_are_no_events<F: Hooks>(w: World<F>) {
@@ -192,7 +192,7 @@ fn after_close_there_are_no_events<F: Hooks>(w: World<F>) {
     iface.ring();
     assert!(iface.clone().create_ep(&EpParams::unconnected()).is_err());
     drop((iface, ep));
-    w.finish_and_free();
+    w.finish();
 }
 
 fn slow_address_handles_wake(mut w: World<Sim>) {
@@ -211,7 +211,7 @@ fn slow_address_handles_wake(mut w: World<Sim>) {
     w.send(|| ep.am_short(ID, 0, b""));
     w.settle();
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 /// A wait that takes this long was not ended by an event.

@@ -12,7 +12,7 @@ use uct::{
     ep::{PendingRefused, PendingStatus},
 };
 use uct_tests::{
-    check::{Ledger, region},
+    check::{Ledger, fill, fill_zcopy, region},
     hooks::Hooks,
     on_fabrics,
     world::{Motion, World},
@@ -89,7 +89,7 @@ fn am_flush_ep_no_comp<F: Hooks>(w: World<F>) {
     poll_ep(&mut w, &*ep);
     assert_eq!(w.nodes[1].inbox.lock().len(), 20, "delivered before");
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 /// Flushed by the interface, and everything closed at once: nothing is lost.
@@ -106,7 +106,7 @@ fn am_flush_iface_no_comp<F: Hooks>(w: World<F>) {
     drop((ep, other));
     w.nodes[0].iface = None;
     w.run_until("all arrive", |w| w.nodes[1].inbox.lock().len() == 40);
-    w.finish_and_free();
+    w.finish();
 }
 
 /// Sends zero-copy messages that have not completed.
@@ -127,7 +127,7 @@ fn am_zcopy_flush_ep_no_comp<F: Hooks>(w: World<F>) {
     // A completion is called by the progress that found out; a flush that is done says that this has happened.
     assert_eq!(ledger.all(), [Ok(()); 5]);
     drop((ep, iov));
-    w.finish_and_free();
+    w.finish();
 }
 
 fn am_zcopy_flush_iface_no_comp<F: Hooks>(w: World<F>) {
@@ -137,7 +137,7 @@ fn am_zcopy_flush_iface_no_comp<F: Hooks>(w: World<F>) {
     w.settle();
     assert_eq!(ledger.all(), [Ok(()); 5]);
     drop((ep, iov));
-    w.finish_and_free();
+    w.finish();
 }
 
 fn am_flush_ep_nb<F: Hooks>(w: World<F>) {
@@ -153,7 +153,7 @@ fn am_flush_ep_nb<F: Hooks>(w: World<F>) {
     assert_eq!(w.nodes[1].inbox.lock().len(), 20, "delivered before");
     assert_eq!(ledger.all(), [Ok(())]);
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn am_zcopy_flush_ep_nb<F: Hooks>(w: World<F>) {
@@ -167,7 +167,7 @@ fn am_zcopy_flush_ep_nb<F: Hooks>(w: World<F>) {
     w.run_until("the flush completes", |_| ledger.open() == 0);
     assert_eq!(ledger.order(), [0, 1, 2, 3, 4, 5]);
     drop((ep, iov));
-    w.finish_and_free();
+    w.finish();
 }
 
 fn am_zcopy_flush_iface<F: Hooks>(w: World<F>) {
@@ -193,16 +193,14 @@ fn am_zcopy_flush_iface<F: Hooks>(w: World<F>) {
     assert_eq!(zcopies.all(), [Ok(()), Ok(())], "the zero-copies are done by then");
     assert_eq!(flushes.all(), [Ok(())]);
     drop((ep, other, iov));
-    w.finish_and_free();
+    w.finish();
 }
 
 fn am_pending_flush_nb<F: Hooks>(w: World<F>) {
     let (mut w, ep) = pair(w);
     w.nodes[1].motion = Motion::Stopped;
-    let mut n = 0u64;
-    while ep.am_short(ID, n, b"").is_ok() {
-        n += 1;
-    }
+    let mut n = 0;
+    fill(&*ep, ID, &mut n);
     for i in 0..10 {
         let r = ep.pending_add(Box::new(move |ep| match ep.am_short(ID, n + i, b"") {
             Ok(()) => PendingStatus::Done,
@@ -232,7 +230,7 @@ fn am_pending_flush_nb<F: Hooks>(w: World<F>) {
     w.run_until("the flush completes", |_| ledger.open() == 0);
     assert_eq!(w.nodes[1].inbox.lock().len() as u64, n + 10);
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn flushes_complete_in_order<F: Hooks>(w: World<F>) {
@@ -252,7 +250,7 @@ fn flushes_complete_in_order<F: Hooks>(w: World<F>) {
     w.run_until("all complete", |_| ledger.open() == 0);
     assert_eq!(ledger.order(), [0, 1, 2, 3, 4, 5]);
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn flush_of_nothing_leaves_the_completion_alone<F: Hooks>(w: World<F>) {
@@ -270,7 +268,7 @@ fn flush_of_nothing_leaves_the_completion_alone<F: Hooks>(w: World<F>) {
     assert_eq!(ledger.all(), [Ok(())], "no operation: it fires when its handle is dropped");
     assert!(ep.fence().is_ok() && w.nodes[0].iface().fence().is_ok());
     drop((ep, idle));
-    w.finish_and_free();
+    w.finish();
 }
 
 fn creq_flush<F: Hooks>(w: World<F>) {
@@ -290,7 +288,7 @@ fn creq_flush<F: Hooks>(w: World<F>) {
     assert_eq!(ledger.order(), (0..10).collect::<Vec<_>>());
     assert!(ledger.all().iter().all(|r| r.is_ok()));
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn flush_from_a_flush_completion<F: Hooks>(w: World<F>) {
@@ -315,7 +313,7 @@ fn flush_from_a_flush_completion<F: Hooks>(w: World<F>) {
     w.run_until("twenty levels", |_| depth.load(Ordering::Relaxed) == 21);
     w.all_home();
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn iface_flush_waits_for_destroyed_endpoints<F: Hooks>(w: World<F>) {
@@ -337,7 +335,7 @@ fn iface_flush_waits_for_destroyed_endpoints<F: Hooks>(w: World<F>) {
     w.run_until("it completes", |_| ledger.open() == 0);
     assert_eq!(ledger.all(), [Ok(())]);
     assert_eq!(w.nodes[1].inbox.lock().len(), 2);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn remote_flush_is_refused<F: Hooks>(w: World<F>) {
@@ -346,7 +344,7 @@ fn remote_flush_is_refused<F: Hooks>(w: World<F>) {
         assert!(matches!(r, Err(SendError::Failed(e)) if e.kind() == ErrorKind::Unsupported));
     }
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn counted_completion_of_many_operations<F: Hooks>(w: World<F>) {
@@ -372,21 +370,14 @@ fn counted_completion_of_many_operations<F: Hooks>(w: World<F>) {
     assert_eq!(posted, 400);
     w.all_home();
     drop((ep, others, iov));
-    w.finish_and_free();
+    w.finish();
 }
 
 fn cancel_settles_at_once_and_refuses_the_rest<F: Hooks>(w: World<F>) {
     let (mut w, ep) = pair(w);
     w.nodes[1].motion = Motion::Stopped;
     let (ledger, iov) = (Ledger::new(), slices(&w));
-    let mut sent = 0;
-    loop {
-        let comp = ledger.completion();
-        match ep.am_zcopy(ID, b"", &iov, Some(&comp)) {
-            Ok(_) => sent += 1,
-            Err(_) => break,
-        }
-    }
+    let sent = fill_zcopy(&*ep, ID, &iov, &ledger);
     assert!(sent > 0);
     assert_eq!(flush(&mut w, &*ep, &ledger), Posted::InProgress);
     assert!(matches!(ep.flush(FlushMode::Cancel, None), Ok(Posted::Done)));
@@ -410,19 +401,14 @@ fn cancel_settles_at_once_and_refuses_the_rest<F: Hooks>(w: World<F>) {
     w.send(|| new.am_short(AmId::truncate(2), 0, b""));
     w.run_until("it arrives", |w| w.nodes[1].inbox.lock().iter().any(|m| m.id == 2));
     drop((ep, new, iov));
-    w.finish_and_free();
+    w.finish();
 }
 
 fn cancel_then_destroy<F: Hooks>(w: World<F>) {
     let (mut w, mut ep) = pair(w);
     let (ledger, iov) = (Ledger::new(), slices(&w));
     for _ in 0..20 {
-        loop {
-            let comp = ledger.completion();
-            if ep.am_zcopy(ID, b"", &iov, Some(&comp)).is_err() {
-                break;
-            }
-        }
+        fill_zcopy(&*ep, ID, &iov, &ledger);
         assert!(matches!(ep.flush(FlushMode::Cancel, None), Ok(Posted::Done)));
         assert_eq!(ledger.open(), 0);
         drop(ep);
@@ -432,7 +418,7 @@ fn cancel_then_destroy<F: Hooks>(w: World<F>) {
     w.all_home();
     assert!(w.nodes[0].failures.lock().is_empty());
     drop((ep, iov));
-    w.finish_and_free();
+    w.finish();
 }
 
 fn cancel_the_interface<F: Hooks>(w: World<F>) {
@@ -448,7 +434,7 @@ fn cancel_the_interface<F: Hooks>(w: World<F>) {
     assert!(matches!(ep.am_short(ID, 0, b""), Err(SendError::Failed(_))));
     w.settle();
     drop((ep, other, iov));
-    w.finish_and_free();
+    w.finish();
 }
 
 fn close_without_outstanding_data<F: Hooks>(w: World<F>) {
@@ -460,21 +446,14 @@ fn close_without_outstanding_data<F: Hooks>(w: World<F>) {
     assert_eq!(ledger.all(), [Ok(())]);
     let ep = w.nodes[0].connect(&w.nodes[1]);
     ep.close(None);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn close_with_outstanding_data<F: Hooks>(w: World<F>) {
     let (mut w, ep) = pair(w);
     w.nodes[1].motion = Motion::Stopped;
     let (ledger, iov) = (Ledger::new(), slices(&w));
-    let mut sent = 0;
-    loop {
-        let comp = ledger.completion();
-        match ep.am_zcopy(ID, b"", &iov, Some(&comp)) {
-            Ok(_) => sent += 1,
-            Err(_) => break,
-        }
-    }
+    let sent = fill_zcopy(&*ep, ID, &iov, &ledger);
     let closed = Ledger::new();
     ep.close(Some(closed.completion()));
     for _ in 0..10 {
@@ -488,7 +467,7 @@ fn close_with_outstanding_data<F: Hooks>(w: World<F>) {
     assert_eq!(w.nodes[1].inbox.lock().len(), sent);
     w.all_home();
     drop(iov);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn close_of_what_never_connected<F: Hooks>(w: World<F>) {
@@ -503,7 +482,7 @@ fn close_of_what_never_connected<F: Hooks>(w: World<F>) {
     ep.close(Some(ledger.completion()));
     w.run_until("both complete", |_| ledger.open() == 0);
     assert_eq!(ledger.all(), [Ok(()); 3]);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn close_in_callbacks<F: Hooks>(w: World<F>) {
@@ -549,7 +528,7 @@ fn close_in_callbacks<F: Hooks>(w: World<F>) {
     assert_eq!(ledger.all(), [Ok(()); 2]);
     w.all_home();
     drop((ep, claimed));
-    w.finish_and_free();
+    w.finish();
 }
 
 fn close_after_the_interface<F: Hooks>(w: World<F>) {
@@ -562,7 +541,7 @@ fn close_after_the_interface<F: Hooks>(w: World<F>) {
     assert_eq!(ledger.all(), [Err(ErrorKind::Canceled)], "closing settles what closes");
     ep.close(Some(ledger.completion()));
     assert_eq!(ledger.result(1), Some(Err(ErrorKind::Closed)), "not Ok: nobody knows");
-    w.finish_and_free();
+    w.finish();
 }
 
 fn close_to_a_dead_peer<F: Hooks>(w: World<F>) {
@@ -578,7 +557,7 @@ fn close_to_a_dead_peer<F: Hooks>(w: World<F>) {
         w.step();
     }
     assert!(w.nodes[0].failures.lock().is_empty(), "reported after it was closed");
-    w.finish_and_free();
+    w.finish();
 }
 
 fn destroy_entity_after_send<F: Hooks>(w: World<F>) {
@@ -608,9 +587,9 @@ fn destroy_entity_after_send<F: Hooks>(w: World<F>) {
         assert!(w.nodes[1].take()[1..].iter().all(|m| m.data == b"zero-copy"));
         w.all_home();
         drop(r);
-        w.finish_and_free();
+        w.finish();
     }
-    w.finish_and_free();
+    w.finish();
 }
 
 /// The progress thread has taken the acks of both endpoints, so that completions of both wait for the user when the first is
@@ -651,7 +630,7 @@ fn destroying_two_endpoints_loses_no_completion<F: Hooks>(w: World<F>) {
         w.settle();
     }
     drop((a, b, iov));
-    w.finish_and_free();
+    w.finish();
 }
 
 fn disconnect_after_send<F: Hooks>(w: World<F>) {
@@ -662,13 +641,7 @@ fn disconnect_after_send<F: Hooks>(w: World<F>) {
         let ep = w.nodes[0].connect(&w.nodes[1]);
         w.send(|| ep.am_short(ID, 0, b""));
         sent += 1;
-        loop {
-            let comp = ledger.completion();
-            match ep.am_zcopy(ID, b"", &iov, Some(&comp)) {
-                Ok(_) => sent += 1,
-                Err(_) => break,
-            }
-        }
+        sent += fill_zcopy(&*ep, ID, &iov, &ledger);
         drop(ep);
         assert_eq!(ledger.open(), 0);
         w.step();
@@ -676,7 +649,7 @@ fn disconnect_after_send<F: Hooks>(w: World<F>) {
     w.run_until("all arrive", |w| w.nodes[1].inbox.lock().len() == sent);
     w.all_home();
     drop(iov);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn interface_close_settles_everything<F: Hooks>(w: World<F>) {
@@ -714,7 +687,7 @@ fn interface_close_settles_everything<F: Hooks>(w: World<F>) {
     }
     assert!(w.nodes[0].failures.lock().is_empty());
     drop((ep, unconnected, connecting, iov));
-    w.finish_and_free();
+    w.finish();
 }
 
 fn invalidate_settles_then_reports<F: Hooks>(w: World<F>) {
@@ -736,7 +709,7 @@ fn invalidate_settles_then_reports<F: Hooks>(w: World<F>) {
     assert_eq!(failures.len(), 1, "told once");
     assert_eq!((failures[0].ep_id, failures[0].kind), (ep.id(), ErrorKind::EndpointTimeout));
     drop((ep, iov));
-    w.finish_and_free();
+    w.finish();
 }
 
 fn ep_check_comps<F: Hooks>(w: World<F>) {
@@ -759,7 +732,7 @@ fn ep_check_comps<F: Hooks>(w: World<F>) {
     assert_eq!(ledger.all(), [Ok(()); 3]);
     w.all_home();
     drop((ep, idle));
-    w.finish_and_free();
+    w.finish();
 }
 
 fn a_panicking_completion_spoils_no_other<F: Hooks>(w: World<F>) {
@@ -788,7 +761,7 @@ fn a_panicking_completion_spoils_no_other<F: Hooks>(w: World<F>) {
     assert!(ledger.all().iter().all(|r| *r == Ok(())), "{:?}", ledger.all());
     w.all_home();
     drop((ep, iov));
-    w.finish_and_free();
+    w.finish();
 }
 
 /// Random operations on several endpoints that come and go, with loss; every completion is settled once.
@@ -842,5 +815,5 @@ fn every_accepted_operation_is_settled_once<F: Hooks>(w: World<F>) {
     w.all_home();
     assert!(ledger.all().iter().all(|r| matches!(r, Ok(()) | Err(ErrorKind::Canceled))));
     drop((eps, iov));
-    w.finish_and_free();
+    w.finish();
 }

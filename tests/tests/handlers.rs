@@ -107,7 +107,7 @@ fn descriptors_are_kept_and_released_in_any_order<F: Hooks>(w: World<F>) {
     }
     w.all_home();
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn descriptors_outlive_the_interface<F: Hooks>(w: World<F>) {
@@ -117,7 +117,7 @@ fn descriptors_outlive_the_interface<F: Hooks>(w: World<F>) {
     w.run_until("all are kept", |_| kept.lock().len() == 60);
     let held: Vec<AmDesc> = kept.lock().drain(..).collect();
     drop(ep);
-    w.finish_and_free();
+    w.finish();
     for (i, mut desc) in held.into_iter().enumerate() {
         assert_eq!(desc.data(), bytes(i as u64, lens()[i]));
         desc.parts_mut().1.fill(1);
@@ -153,7 +153,7 @@ fn descriptors_are_released_from_another_thread<F: Hooks>(w: World<F>) {
     assert_eq!(other.join().unwrap(), (600, 10 * lens().iter().sum::<usize>()));
     w.all_home();
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn kept_descriptors_do_not_stop_the_sender<F: Hooks>(mut w: World<F>) {
@@ -173,7 +173,7 @@ fn kept_descriptors_do_not_stop_the_sender<F: Hooks>(mut w: World<F>) {
     drop(held);
     w.all_home();
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 /// A kept message stays what it was while many more come.
@@ -197,7 +197,7 @@ fn keep_data<F: Hooks>(w: World<F>, send: impl Fn(&Ep, AmId, &[u8]) -> uct::Send
     kept.lock().clear();
     w.all_home();
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn am_short_keep_data<F: Hooks>(w: World<F>) {
@@ -264,7 +264,7 @@ fn many2one_am_bcopy<F: Hooks>(mut w: World<F>) {
     drop(kept);
     w.all_home();
     drop(eps);
-    w.finish_and_free();
+    w.finish();
 }
 
 /// The receiver keeps everything until it has no buffer left: the sender is refused, nobody is blamed, and when the buffers
@@ -289,14 +289,14 @@ fn no_rx_buffs<F: Hooks>(mut w: World<F>) {
     assert_eq!(w.nodes[1].counter("rx.buffers"), 1024, "not one more");
     assert!((1000..=1024).contains(&kept.lock().len()), "{} kept", kept.lock().len());
     assert!(matches!(ep.am_short(ID, next, b""), Err(SendError::NoResource)));
-    let mut read = 0;
+    let mut read = 0u64;
     let end = next + 500;
     w.run_until("all arrive", |_| {
         while next < end && ep.am_short(ID, next, b"").is_ok() {
             next += 1;
         }
         for d in kept.lock().drain(..) {
-            assert_eq!(d.data(), (read as u64).to_ne_bytes());
+            assert_eq!(d.data(), read.to_ne_bytes());
             read += 1;
         }
         read == end
@@ -304,7 +304,7 @@ fn no_rx_buffs<F: Hooks>(mut w: World<F>) {
     assert!(w.nodes.iter().all(|n| n.failures.lock().is_empty()));
     w.all_home();
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn headroom_and_alignment<F: Hooks>(mut w: World<F>) {
@@ -361,7 +361,7 @@ fn headroom_and_alignment<F: Hooks>(mut w: World<F>) {
         w.nodes[to].iface = None;
     }
     drop(from);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn invalid_alignments_are_refused<F: Hooks>(w: World<F>) {
@@ -380,7 +380,7 @@ fn invalid_alignments_are_refused<F: Hooks>(w: World<F>) {
         assert_eq!(e.kind(), ErrorKind::InvalidParam);
         assert!(e.to_string().contains(words), "{e}");
     }
-    w.finish_and_free();
+    w.finish();
 }
 
 fn a_handler_that_sends<F: Hooks>(w: World<F>) {
@@ -410,7 +410,7 @@ fn a_handler_that_sends<F: Hooks>(w: World<F>) {
     assert!(w.nodes[0].take().iter().enumerate().all(|(i, m)| m.data == (i as u64).to_ne_bytes()));
     w.all_home();
     drop((ep, back));
-    w.finish_and_free();
+    w.finish();
 }
 
 fn a_handler_that_connects<F: Hooks>(w: World<F>) {
@@ -437,7 +437,7 @@ fn a_handler_that_connects<F: Hooks>(w: World<F>) {
     w.run_until("all arrive", |w| w.nodes[0].inbox.lock().len() == 20);
     w.all_home();
     drop((ep, eps));
-    w.finish_and_free();
+    w.finish();
 }
 
 fn a_handler_that_destroys_the_endpoint_it_answers_by<F: Hooks>(w: World<F>) {
@@ -466,7 +466,7 @@ fn a_handler_that_destroys_the_endpoint_it_answers_by<F: Hooks>(w: World<F>) {
     }
     w.settle();
     drop((ep, claimed));
-    w.finish_and_free();
+    w.finish();
 }
 
 fn a_handler_that_closes_the_interface<F: Hooks>(w: World<F>) {
@@ -504,7 +504,7 @@ fn a_handler_that_closes_the_interface<F: Hooks>(w: World<F>) {
     }
     assert_eq!(calls.load(Ordering::Relaxed), 1, "called after close");
     drop((ep, back));
-    w.finish_and_free();
+    w.finish();
 }
 
 fn a_handler_that_makes_progress<F: Hooks>(w: World<F>) {
@@ -529,7 +529,7 @@ fn a_handler_that_makes_progress<F: Hooks>(w: World<F>) {
     w.run_until("all arrive", |w| w.nodes[1].inbox.lock().len() == 500);
     assert!(w.nodes[1].take().iter().enumerate().all(|(i, m)| m.data == (i as u64).to_ne_bytes()));
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn a_handler_that_replaces_itself<F: Hooks>(w: World<F>) {
@@ -554,7 +554,7 @@ fn a_handler_that_replaces_itself<F: Hooks>(w: World<F>) {
     w.run_until("all arrive", |_| log.lock().len() == 100);
     assert_eq!(*log.lock(), (0..100).collect::<Vec<u8>>(), "each takes effect at the next message");
     drop((ep, iface));
-    w.finish_and_free();
+    w.finish();
 }
 
 fn a_removed_handler_is_dropped_at_once<F: Hooks>(w: World<F>) {
@@ -573,7 +573,7 @@ fn a_removed_handler_is_dropped_at_once<F: Hooks>(w: World<F>) {
     w.nodes[1].iface().set_am_handler(ID, None, HandlerKind::Sync).unwrap();
     assert_eq!(Arc::strong_count(&alive), 1);
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn a_handler_that_panics<F: Hooks>(w: World<F>) {
@@ -603,7 +603,7 @@ fn a_handler_that_panics<F: Hooks>(w: World<F>) {
     // The buffer that was with the handler is home as well.
     w.all_home();
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn handlers_that_hold_their_endpoints_do_not_leak<F: Hooks>(w: World<F>) {
@@ -620,7 +620,7 @@ fn handlers_that_hold_their_endpoints_do_not_leak<F: Hooks>(w: World<F>) {
     w.settle();
     drop(ep);
     // Checks that nobody holds the domain any more.
-    w.finish_and_free();
+    w.finish();
 }
 
 fn with_error_handler<F: Hooks>(
@@ -662,7 +662,7 @@ fn a_completion_that_destroys_a_failed_endpoint<F: Hooks>(mut w: World<F>) {
         w.step();
     }
     assert_eq!(reported.load(Ordering::Relaxed), 0, "the error handler was called for a destroyed endpoint");
-    w.finish_and_free();
+    w.finish();
 }
 
 fn a_completion_that_closes_the_interface<F: Hooks>(w: World<F>) {
@@ -682,7 +682,7 @@ fn a_completion_that_closes_the_interface<F: Hooks>(w: World<F>) {
     w.run_until("it is closed", |_| iface.lock().is_none());
     assert_eq!(ledger.open(), 0);
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn an_error_handler_that_destroys_and_reconnects<F: Hooks>(mut w: World<F>) {
@@ -715,7 +715,7 @@ fn an_error_handler_that_destroys_and_reconnects<F: Hooks>(mut w: World<F>) {
     *again.lock() = None;
     let ep = slot.lock().take();
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn an_error_handler_for_the_whole_peer<F: Hooks>(mut w: World<F>) {
@@ -743,7 +743,7 @@ fn an_error_handler_for_the_whole_peer<F: Hooks>(mut w: World<F>) {
     assert_eq!(ids, want, "each once, and no other");
     w.send(|| other.am_short(ID, 0, b""));
     drop((eps, other));
-    w.finish_and_free();
+    w.finish();
 }
 
 fn bcopy_trap_nested_sends_go_first<F: Hooks>(w: World<F>) {
@@ -775,7 +775,7 @@ fn bcopy_trap_nested_sends_go_first<F: Hooks>(w: World<F>) {
     }
     w.all_home();
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn bcopy_trap_destroys_its_endpoint<F: Hooks>(w: World<F>) {
@@ -792,7 +792,7 @@ fn bcopy_trap_destroys_its_endpoint<F: Hooks>(w: World<F>) {
     }
     w.all_home();
     drop(keep);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn bcopy_trap_closes_the_interface<F: Hooks>(w: World<F>) {
@@ -805,7 +805,7 @@ fn bcopy_trap_closes_the_interface<F: Hooks>(w: World<F>) {
     assert!(matches!(r, Err(SendError::Failed(e)) if e.kind() == ErrorKind::Closed));
     drop(ep);
     w.nodes[1].take();
-    w.finish_and_free();
+    w.finish();
 }
 
 fn bcopy_trap_panics<F: Hooks>(w: World<F>) {
@@ -823,7 +823,7 @@ fn bcopy_trap_panics<F: Hooks>(w: World<F>) {
     w.all_home();
     assert_eq!(w.nodes[1].take().len(), 1);
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn bcopy_trap_connects_and_progresses<F: Hooks>(w: World<F>) {
@@ -848,7 +848,7 @@ fn bcopy_trap_connects_and_progresses<F: Hooks>(w: World<F>) {
     assert!(got.windows(2).all(|p| p[0] < p[1]) && !got.is_empty());
     w.all_home();
     drop((made, ep));
-    w.finish_and_free();
+    w.finish();
 }
 
 /// Everything that can be dropped, in every order, with traffic outstanding.
@@ -916,9 +916,9 @@ fn every_order_of_drops<F: Hooks>(w: World<F>) {
         let leaks = F::device_leaks(&device);
         assert!(leaks.is_empty(), "{leaks:?} in the order {order:?}");
         drop(ep);
-        w.finish_and_free();
+        w.finish();
     }
-    w.finish_and_free();
+    w.finish();
 }
 
 fn permutations(of: &mut Vec<usize>, from: usize, out: &mut Vec<Vec<usize>>) {

@@ -163,6 +163,7 @@ fn psn_wraps_under_loss<F: Hooks>(w: World<F>) {
         ledger.got(0) == n
     });
     w.settle();
+    drop(ep);
     w.finish();
 }
 
@@ -207,6 +208,7 @@ fn descriptors_are_kept_under_loss<F: Hooks>(mut w: World<F>) {
     });
     kept.lock().clear();
     w.buffers_come_home();
+    drop(ep);
     w.finish();
 }
 
@@ -258,6 +260,7 @@ fn tiny_queues(w: World<Sim>) {
             let (a, b) = (w.nodes[0].connect(&w.nodes[1]), w.nodes[1].connect(&w.nodes[0]));
             both_ways(&mut w, [&a, &b], 500);
             w.settle();
+            drop((a, b));
             w.finish();
         }
     }
@@ -296,6 +299,7 @@ fn receiver_is_away_under_loss(mut w: World<Sim>) {
     assert_eq!(w.total("ep.failures"), 0);
     w.settle();
     w.buffers_come_home();
+    drop(eps);
     w.finish();
 }
 
@@ -305,6 +309,7 @@ fn damaged_packets_are_lost_packets(w: World<Sim>) {
     let (a, b) = (w.nodes[0].connect(&w.nodes[1]), w.nodes[1].connect(&w.nodes[0]));
     both_ways(&mut w, [&a, &b], 500);
     w.settle();
+    drop((a, b));
     w.finish();
 }
 
@@ -358,6 +363,7 @@ fn many_to_one(mut w: World<Sim>) {
     assert!(half.iter().filter(|n| **n == 0).count() <= SENDERS / 4, "{text}");
     assert_eq!(w.total("ep.failures"), 0);
     w.settle();
+    drop(eps);
     w.finish();
 }
 
@@ -389,6 +395,7 @@ fn many_to_one_over_sockets() {
     assert!(dropped * 2 < sent, "{dropped} of {sent} packets found the receiver's buffer full");
     assert_eq!(w.total("ep.failures"), 0);
     w.settle();
+    drop(eps);
     w.finish();
 }
 

@@ -33,7 +33,7 @@ fn reg<F: Hooks>(w: World<F>) {
     }
     assert!(kept.iter().all(|(r, data)| r.bytes() == data));
     drop((kept, md));
-    w.finish_and_free();
+    w.finish();
 }
 
 /// Every registration ends once, with its memory.
@@ -49,7 +49,7 @@ fn dereg(w: World<Sim>) {
     drop(slice);
     assert_eq!(w.nodes[0].device.live().mrs, before);
     drop(md);
-    w.finish_and_free();
+    w.finish();
 }
 
 /// Registration while another thread allocates and frees.
@@ -84,7 +84,7 @@ fn reg_multi_thread<F: Hooks>(w: World<F>) {
         done.store(true, Ordering::Relaxed);
     });
     drop(md);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn reg_bad_arg<F: Hooks>(w: World<F>) {
@@ -101,5 +101,5 @@ fn reg_bad_arg<F: Hooks>(w: World<F>) {
         assert_eq!(r.slice(bad).unwrap_err().kind(), ErrorKind::InvalidParam);
     }
     drop(r);
-    w.finish_and_free();
+    w.finish();
 }

@@ -8,9 +8,10 @@ use std::{
 };
 
 use ib::{
-    device::{AsyncEvent, WcStatus},
+    device::{AsyncEvent, QueueLimits, WcStatus},
     mock::{Call, MockDevice},
     sim::SimDevice,
+    types::Mtu,
 };
 use parking_lot::Mutex;
 use uct::{AmId, Completion, ErrorKind, FlushMode, Posted, Scope, SendError, md::MemoryDomain};
@@ -686,4 +687,79 @@ fn a_failure_in_every_round_is_not_a_line_in_every_round() {
     w.settle();
     drop(ep);
     assert_clean(w, &device, "after all");
+}
+
+#[test]
+fn what_an_interface_cannot_be_opened_on_is_named() {
+    type Break<'a> = &'a dyn Fn(&Device, &mut NodeOptions);
+    let cases: [(Break<'_>, ErrorKind, &[&str]); 6] = [
+        (&|d, _| d.inner().set_port_active(false), ErrorKind::NoDevice, &["not active", "ip link"]),
+        (&|d, _| assert!(d.inner().remove_gid(d.inner().gid())), ErrorKind::NoDevice, &["no usable GID", "namespace"]),
+        (
+            &|_, o| o.md.gid_index = uct::config::Units::Is(200),
+            ErrorKind::InvalidConfig,
+            &["UCX_IB_GID_INDEX", "index 200 of", "10.0.0.2"],
+        ),
+        (
+            &|d, _| {
+                d.set_queue_limits(QueueLimits { depth: 1000, qps: 4 });
+                d.fail_next(Call::CreateUdQp, EINVAL);
+            },
+            ErrorKind::Io,
+            &["UCX_UD_VERBS_RX_QUEUE_LEN=4096", "the 1000 that the device allows", "create_qp"],
+        ),
+        (
+            &|d, _| {
+                d.set_queue_limits(QueueLimits { depth: 10_000, qps: 4 });
+                d.fail_next(Call::CreateUdQp, ENOMEM);
+            },
+            ErrorKind::NoMemory,
+            &["4 queue pairs", "ulimit -l", "create_qp"],
+        ),
+        (&|d, _| d.set_max(0, 0, 1), ErrorKind::NoMemory, &["reg_mr", "ulimit -l"]),
+    ];
+    for (number, (break_it, kind, words)) in cases.into_iter().enumerate() {
+        let (mut w, device) = world("what_an_interface_cannot_be_opened_on_is_named");
+        // All that an interface of a device of the kernel makes at open.
+        device.set_attr(|a| a.ah_create_sleeps = true);
+        let mut o = quick();
+        break_it(&device, &mut o);
+        let e = w.try_add_on(device.clone(), &o).expect_err("refused");
+        let text = e.to_string();
+        assert_eq!(e.kind(), kind, "case {number}: {text}");
+        for part in ["sim1"].iter().chain(words) {
+            assert!(text.contains(part), "case {number}: no `{part}` in: {text}");
+        }
+        assert_clean(w, &device, &text);
+    }
+}
+
+#[test]
+fn a_port_that_is_down_or_has_shrunk_explains_the_silence() {
+    type Break<'a> = &'a dyn Fn(&Device);
+    let cases: [(Break<'_>, &[&str]); 2] = [
+        (&|d| d.inner().set_port_active(false), &["port 1 is not active", "ip link"]),
+        (&|d| d.inner().set_mtu(Mtu::M1024), &["MTU of port 1 fell from 4096 to 1024", "open the interface"]),
+    ];
+    for sleeps in [false, true] {
+        for (break_it, words) in cases {
+            let (mut w, device) = world("a_port_that_is_down_or_has_shrunk_explains_the_silence");
+            device.set_attr(|a| a.ah_create_sleeps = sleeps);
+            let mut o = quick();
+            o.ud.timeout = Duration::from_secs(5);
+            let i = w.add_on(device.clone(), &o);
+            let ep = w.nodes[i].connect(&w.nodes[0]);
+            w.send(|| ep.am_short(ID, 0, b""));
+            w.settle();
+            break_it(&device);
+            w.send(|| ep.am_bcopy(ID, &mut |to| to.len().min(4000)));
+            w.run_until("the peer is declared dead", |w| !w.nodes[i].failures.lock().is_empty());
+            let text = w.nodes[i].failures.lock()[0].error.to_string();
+            for part in words {
+                assert!(text.contains(part), "no `{part}` in: {text}");
+            }
+            drop(ep);
+            assert_clean(w, &device, &text);
+        }
+    }
 }

@@ -15,7 +15,7 @@ use uct::{
     ep::{PendingRefused, PendingStatus},
 };
 use uct_tests::{
-    check::{Ledger, region},
+    check::{Ledger, fill, region},
     hooks::Hooks,
     on_fabrics,
     world::{Motion, NodeOptions, World},
@@ -52,16 +52,6 @@ on_fabrics! { sim, soft;
 
 const ID: AmId = AmId::truncate(1);
 
-fn fill(ep: &dyn Endpoint, next: &mut u64) {
-    loop {
-        match ep.am_short(ID, *next, b"") {
-            Ok(()) => *next += 1,
-            Err(SendError::NoResource) => return,
-            Err(e) => panic!("{e}"),
-        }
-    }
-}
-
 /// Two nodes and an endpoint between them whose window is full. The peer is stopped.
 fn full<F: Hooks>(w: World<F>) -> (World<F>, Ep, u64) {
     let mut w = w.nodes(2);
@@ -70,7 +60,7 @@ fn full<F: Hooks>(w: World<F>) -> (World<F>, Ep, u64) {
     w.settle();
     w.nodes[1].motion = Motion::Stopped;
     let mut next = 1;
-    fill(&*ep, &mut next);
+    fill(&*ep, ID, &mut next);
     (w, ep, next)
 }
 
@@ -104,7 +94,7 @@ fn pending_op<F: Hooks>(w: World<F>) {
     in_order(&mut w, next + 13);
     assert!(ep.pending_purge().is_empty());
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 /// The send queue is what is exhausted: a request runs when the device has reported what it sent.
@@ -122,7 +112,7 @@ fn tx_wqe<F: Hooks>(mut w: World<F>) {
     }
     w.settle();
     let before = next;
-    fill(&*ep, &mut next);
+    fill(&*ep, ID, &mut next);
     assert!(next - before <= 65, "{} sends in a queue of 65", next - before);
     for _ in 0..13 {
         queue(&*ep, next);
@@ -131,7 +121,7 @@ fn tx_wqe<F: Hooks>(mut w: World<F>) {
     in_order(&mut w, next);
     assert!(ep.pending_purge().is_empty());
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 /// Many endpoints exhaust what they share, and each has a request: all requests run.
@@ -146,7 +136,7 @@ fn pending_ucs_ok_dc_arbiter_bug<F: Hooks>(mut w: World<F>) {
     let (mut sent, mut queued) = (0u64, 0);
     for (i, ep) in eps.iter().enumerate() {
         let mut next = 0;
-        fill(&**ep, &mut next);
+        fill(&**ep, ID, &mut next);
         sent += next;
         queue(&**ep, i as u64);
         queued += 1;
@@ -155,7 +145,7 @@ fn pending_ucs_ok_dc_arbiter_bug<F: Hooks>(mut w: World<F>) {
     assert!(eps.iter().all(|e| e.pending_purge().is_empty()));
     w.all_home();
     drop(eps);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn busy_while_it_could_send<F: Hooks>(w: World<F>) {
@@ -181,11 +171,11 @@ fn busy_while_it_could_send<F: Hooks>(w: World<F>) {
     // NoResource and Busy never go on for ever: what a send refuses, pending_add takes, with nothing moving in between.
     let mut next = 1;
     w.nodes[1].motion = Motion::Stopped;
-    fill(&*ep, &mut next);
+    fill(&*ep, ID, &mut next);
     queue(&*ep, next);
     in_order(&mut w, next + 1);
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn send_ooo_with_pending<F: Hooks>(w: World<F>) {
@@ -209,7 +199,7 @@ fn send_ooo_with_pending<F: Hooks>(w: World<F>) {
     w.send(|| ep.am_short(ID, next + 1, b""));
     in_order(&mut w, next + 2);
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 /// What a callback saw when it tried to send `n` directly.
@@ -244,7 +234,7 @@ fn send_ooo_from_a_handler<F: Hooks>(w: World<F>) {
     in_order(&mut w, next + 20 + sent);
     w.nodes[0].iface().set_am_handler(AmId::truncate(9), None, uct::am::HandlerKind::Sync).unwrap();
     drop((ep, back));
-    w.finish_and_free();
+    w.finish();
 }
 
 fn send_ooo_with_comp<F: Hooks>(w: World<F>) {
@@ -262,7 +252,7 @@ fn send_ooo_with_comp<F: Hooks>(w: World<F>) {
     let _posted = w.send(|| ep.am_zcopy(ID, b"", &[r.slice(0..8).unwrap()], Some(&comp)));
     drop(comp);
     next += 1;
-    fill(&**ep, &mut next);
+    fill(&**ep, ID, &mut next);
     for i in 0..20 {
         queue(&**ep, next + i);
     }
@@ -272,7 +262,7 @@ fn send_ooo_with_comp<F: Hooks>(w: World<F>) {
     assert_eq!(*tries.lock(), [false], "the completion's send overtook the queue");
     in_order(&mut w, next + 20);
     drop((ep, r));
-    w.finish_and_free();
+    w.finish();
 }
 
 fn send_ooo_from_a_pack_closure<F: Hooks>(w: World<F>) {
@@ -314,7 +304,7 @@ fn send_ooo_from_a_pack_closure<F: Hooks>(w: World<F>) {
     assert!(queued > 0, "the window was never exhausted inside the closure");
     in_order(&mut w, n);
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn send_ooo_with_pending_another_ep<F: Hooks>(w: World<F>) {
@@ -344,7 +334,7 @@ fn send_ooo_with_pending_another_ep<F: Hooks>(w: World<F>) {
     assert!(one.iter().enumerate().all(|(i, m)| m.data == (i as u64).to_ne_bytes()));
     assert!(two.iter().enumerate().all(|(i, m)| m.data == (i as u64).to_ne_bytes()));
     drop((a, b));
-    w.finish_and_free();
+    w.finish();
 }
 
 /// `n` endpoints to node 1 with full windows; the peer is stopped.
@@ -391,7 +381,7 @@ fn partial_stays_first_and_lets_others_go<F: Hooks>(w: World<F>) {
     assert!(turns >= 7 || first > 8, "no turns: {log:?}");
     w.all_home();
     drop(eps);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn fairness_over_eight_endpoints<F: Hooks>(mut w: World<F>) {
@@ -444,7 +434,7 @@ fn fairness_over_eight_endpoints<F: Hooks>(mut w: World<F>) {
     }
     w.all_home();
     drop(eps);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn purge_gives_back_the_oldest_first<F: Hooks>(w: World<F>) {
@@ -468,7 +458,7 @@ fn purge_gives_back_the_oldest_first<F: Hooks>(w: World<F>) {
     // Direct sends go again.
     w.send(|| ep.am_short(ID, 0, b""));
     drop((back, ep));
-    w.finish_and_free();
+    w.finish();
 }
 
 fn purge_touches_one_endpoint<F: Hooks>(w: World<F>) {
@@ -484,7 +474,7 @@ fn purge_touches_one_endpoint<F: Hooks>(w: World<F>) {
     w.all_home();
     assert!(eps.iter().all(|e| e.pending_purge().is_empty()));
     drop(eps);
-    w.finish_and_free();
+    w.finish();
 }
 
 /// A cancel settles operations. Requests are no operations yet: they stay the user's, to be purged.
@@ -503,7 +493,7 @@ fn cancel_keeps_the_requests<F: Hooks>(w: World<F>) {
     assert_eq!(ep.pending_purge().len(), 5);
     w.all_home();
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn err_busy_keeps_the_request<F: Hooks>(w: World<F>) {
@@ -522,7 +512,7 @@ fn err_busy_keeps_the_request<F: Hooks>(w: World<F>) {
     assert_eq!(ep.pending_purge().len(), 13);
     in_order(&mut w, next);
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn connect<F: Hooks>(w: World<F>) {
@@ -534,7 +524,7 @@ fn connect<F: Hooks>(w: World<F>) {
     }
     in_order(&mut w, 13);
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn connect_to_ep_later<F: Hooks>(w: World<F>) {
@@ -554,7 +544,7 @@ fn connect_to_ep_later<F: Hooks>(w: World<F>) {
     b.connect(&na.iface().device_address(), &a.address().unwrap()).unwrap();
     in_order(&mut w, 13);
     drop((a, b));
-    w.finish_and_free();
+    w.finish();
 }
 
 fn flush<F: Hooks>(w: World<F>) {
@@ -569,7 +559,7 @@ fn flush<F: Hooks>(w: World<F>) {
     assert!(matches!(ep.flush(FlushMode::Local, None), Ok(uct::Posted::Done)));
     in_order(&mut w, next + 13);
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn async_progress_does_not_dispatch<F: Hooks>(w: World<F>) {
@@ -588,7 +578,7 @@ fn async_progress_does_not_dispatch<F: Hooks>(w: World<F>) {
     w.nodes[0].motion = Motion::User;
     in_order(&mut w, next);
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn a_request_that_destroys_its_endpoint<F: Hooks>(w: World<F>) {
@@ -629,7 +619,7 @@ fn a_request_that_destroys_its_endpoint<F: Hooks>(w: World<F>) {
     }
     in_order(&mut w, next);
     drop(_keep);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn a_request_that_closes_the_interface<F: Hooks>(w: World<F>) {
@@ -669,7 +659,7 @@ fn a_request_that_closes_the_interface<F: Hooks>(w: World<F>) {
     F::set_tx_filter(&w.nodes[1].device, None);
     assert!(w.nodes[1].inbox.lock().len() as u64 >= next - 1);
     drop((ep, other));
-    w.finish_and_free();
+    w.finish();
 }
 
 fn a_request_that_adds_itself_again<F: Hooks>(w: World<F>) {
@@ -705,7 +695,7 @@ fn a_request_that_adds_itself_again<F: Hooks>(w: World<F>) {
     sorted.sort_unstable();
     assert_eq!(sorted, (0..next + 60).collect::<Vec<_>>());
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn a_request_that_makes_progress<F: Hooks>(w: World<F>) {
@@ -727,7 +717,7 @@ fn a_request_that_makes_progress<F: Hooks>(w: World<F>) {
     }
     in_order(&mut w, next + 13);
     drop((node, ep));
-    w.finish_and_free();
+    w.finish();
 }
 
 fn a_request_that_panics<F: Hooks>(w: World<F>) {
@@ -747,7 +737,7 @@ fn a_request_that_panics<F: Hooks>(w: World<F>) {
     // It is over; the others are where they were.
     in_order(&mut w, next + 13);
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn dropped_with_the_endpoint<F: Hooks>(w: World<F>) {
@@ -764,7 +754,7 @@ fn dropped_with_the_endpoint<F: Hooks>(w: World<F>) {
     drop(ep);
     assert_eq!(Arc::strong_count(&alive), 1, "destroy returns them");
     in_order(&mut w, next);
-    w.finish_and_free();
+    w.finish();
 }
 
 fn refused_where_it_would_wait_for_ever<F: Hooks>(w: World<F>) {
@@ -786,5 +776,5 @@ fn refused_where_it_would_wait_for_ever<F: Hooks>(w: World<F>) {
     // An interface flush does not wait for what nobody will do.
     w.settle();
     drop((ep, dead));
-    w.finish_and_free();
+    w.finish();
 }

@@ -1,97 +1,22 @@
 //! Real processes on the soft device: killed, stopped, forked, ended with everything open. What they do is in
 //! `src/bin/peer.rs`.
 
-use std::{
-    io::{BufRead, BufReader, Read, Write},
-    process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio},
-};
+use uct_tests::procs::Peer;
 
-/// A process. It is killed if the test ends before it.
-struct Peer {
-    child: Child,
-    stdin: ChildStdin,
-    stdout: BufReader<ChildStdout>,
-    addr: String,
-}
-
-impl Peer {
-    fn new(settings: &[(&str, &str)]) -> Peer {
-        Peer::start(Command::new(env!("CARGO_BIN_EXE_peer")), settings)
-    }
-
-    fn start(mut command: Command, settings: &[(&str, &str)]) -> Peer {
-        let mut child = command
-            .env("UCX_LOG_LEVEL", "warn")
-            .envs(settings.iter().copied())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the peer starts");
-        let stdin = child.stdin.take().expect("a pipe");
-        let stdout = BufReader::new(child.stdout.take().expect("a pipe"));
-        let mut peer = Peer { child, stdin, stdout, addr: String::new() };
-        peer.addr = peer.ask("addr").strip_prefix("addr ").expect("an address").to_string();
-        peer
-    }
-
-    fn tell(&mut self, line: &str) {
-        writeln!(self.stdin, "{line}").and_then(|()| self.stdin.flush()).expect("the peer listens");
-    }
-
-    fn answer(&mut self) -> String {
-        let mut line = String::new();
-        self.stdout.read_line(&mut line).expect("the peer speaks");
-        if line.is_empty() {
-            let mut why = String::new();
-            let _ = self.child.stderr.take().map(|mut e| e.read_to_string(&mut why));
-            panic!("the peer is gone: {why}");
-        }
-        line.trim_end().to_string()
-    }
-
-    fn ask(&mut self, line: &str) -> String {
-        self.tell(line);
-        self.answer()
-    }
-
-    fn connect(&mut self, to: &Peer) -> String {
-        self.ask(&format!("connect {}", to.addr))
-    }
-
-    fn signal(&self, name: &str) {
-        let done = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status();
-        assert!(done.expect("kill runs").success());
-    }
-
-    /// Waits for its end; returns its status and what it said on its standard error.
-    fn end(&mut self) -> (ExitStatus, String) {
-        let mut errors = String::new();
-        if let Some(mut e) = self.child.stderr.take() {
-            e.read_to_string(&mut errors).expect("text");
-        }
-        (self.child.wait().expect("a status"), errors)
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn peer(settings: &[(&str, &str)]) -> Peer {
+    Peer::start(env!("CARGO_BIN_EXE_peer"), &[], settings).expect("a peer")
 }
 
 const QUICK: &[(&str, &str)] = &[("UCX_UD_TIMEOUT", "600ms"), ("UCX_UD_LINGER_TIMEOUT", "1s")];
 
 #[test]
 fn killed_process_is_reported_once_and_another_takes_over() {
-    let (mut a, mut b, mut c) = (Peer::new(QUICK), Peer::new(QUICK), Peer::new(QUICK));
+    let (mut a, mut b, mut c) = (peer(QUICK), peer(QUICK), peer(QUICK));
     assert_eq!(a.connect(&b), "ep 0");
     assert_eq!(a.ask("send 0 100"), "sent 100");
     assert_eq!(b.ask("expect 100"), "got 100");
     assert_eq!(a.ask("flush"), "flushed");
-    b.child.kill().expect("kill");
-    b.child.wait().expect("a status");
+    b.kill();
     // It does not know yet: some are accepted, and then the report comes.
     let said = a.ask("send 0 100000");
     assert!(said.contains("EndpointTimeout") || said.contains("endpoint timeout"), "{said}");
@@ -106,7 +31,7 @@ fn killed_process_is_reported_once_and_another_takes_over() {
 #[test]
 fn stopped_process_blames_nobody_when_it_wakes() {
     // The peers wait for long; the one that is stopped has a short time-out, and something in flight.
-    let (mut a, mut b) = (Peer::new(QUICK), Peer::new(&[]));
+    let (mut a, mut b) = (peer(QUICK), peer(&[]));
     assert_eq!(a.connect(&b), "ep 0");
     assert_eq!(a.ask("send 0 10"), "sent 10");
     assert_eq!(b.ask("expect 10"), "got 10");
@@ -128,7 +53,7 @@ fn stopped_process_blames_nobody_when_it_wakes() {
 
 #[test]
 fn five_processes_all_to_all() {
-    let mut all: Vec<Peer> = (0..5).map(|_| Peer::new(&[])).collect();
+    let mut all: Vec<Peer> = (0..5).map(|_| peer(&[])).collect();
     let addrs: Vec<String> = all.iter().map(|p| p.addr.clone()).collect();
     for (i, p) in all.iter_mut().enumerate() {
         for (j, addr) in addrs.iter().enumerate().filter(|(j, _)| *j != i) {
@@ -157,7 +82,7 @@ fn five_processes_all_to_all() {
 
 #[test]
 fn end_with_everything_open_is_quiet() {
-    let (mut a, mut b) = (Peer::new(&[]), Peer::new(&[]));
+    let (mut a, mut b) = (peer(&[]), peer(&[]));
     assert_eq!(a.connect(&b), "ep 0");
     assert_eq!(a.ask("send 0 100"), "sent 100");
     assert_eq!(b.ask("expect 100"), "got 100");
@@ -174,7 +99,7 @@ fn end_with_everything_open_is_quiet() {
 
 #[test]
 fn closing_does_not_wait_for_a_stopped_peer() {
-    let (mut a, mut b) = (Peer::new(&[]), Peer::new(&[]));
+    let (mut a, mut b) = (peer(&[]), peer(&[]));
     assert_eq!(a.connect(&b), "ep 0");
     assert_eq!(a.ask("send 0 10"), "sent 10");
     assert_eq!(b.ask("expect 10"), "got 10");
@@ -189,7 +114,7 @@ fn closing_does_not_wait_for_a_stopped_peer() {
 
 #[test]
 fn no_signal_handlers_are_installed() {
-    let (mut a, b) = (Peer::new(&[]), Peer::new(&[]));
+    let (mut a, b) = (peer(&[]), peer(&[]));
     assert_eq!(a.connect(&b), "ep 0");
     assert_eq!(a.ask("send 0 1"), "sent 1");
     let mask = u64::from_str_radix(a.ask("signals").strip_prefix("signals ").expect("a mask"), 16).expect("a mask");
@@ -203,7 +128,7 @@ fn no_signal_handlers_are_installed() {
 fn parent_goes_on_after(what: &str, settings: &[(&str, &str)]) {
     let mut all = QUICK.to_vec();
     all.extend(settings);
-    let (mut a, mut b) = (Peer::new(&all), Peer::new(&all));
+    let (mut a, mut b) = (peer(&all), peer(&all));
     assert_eq!(a.connect(&b), "ep 0");
     assert_eq!(a.ask("send 0 100"), "sent 100");
     for i in 1..=3 {
@@ -231,28 +156,12 @@ fn child_that_uses_everything_is_refused_and_leaves_the_parent_unharmed() {
     parent_goes_on_after("use", &[("UCX_UD_ASYNC_PROGRESS", "n")]);
 }
 
-/// The same on an RDMA device, with and without what makes registered memory safe.
-#[cfg(feature = "rdma-core")]
-mod rdma {
-    #[test]
-    fn child_on_an_rdma_device() {
-        let Some(device) = uct_tests::rdma::first() else {
-            println!("child_on_an_rdma_device: skipped: no RDMA device with an active port 1");
-            return;
-        };
-        for (fork_init, what) in [("n", "use"), ("try", "use"), ("n", "fork")] {
-            super::parent_goes_on_after(what, &[("PEER_DEVICE", &device), ("UCX_IB_FORK_INIT", fork_init)]);
-        }
-    }
-}
-
 /// The soft device pins nothing, and nobody guesses by the limit what would be possible. (UCX: test_md_memlock_limit.)
 #[test]
 fn md_open_with_no_lockable_memory() {
     let limited = || {
-        let mut command = Command::new("sh");
-        command.args(["-c", "ulimit -l 0 && exec \"$0\"", env!("CARGO_BIN_EXE_peer")]);
-        Peer::start(command, &[])
+        let wrap = ["sh", "-c", "ulimit -l 0 && exec \"$0\""];
+        Peer::start(env!("CARGO_BIN_EXE_peer"), &wrap, &[]).expect("a peer")
     };
     let (mut a, mut b) = (limited(), limited());
     assert_eq!(a.connect(&b), "ep 0");
@@ -261,4 +170,122 @@ fn md_open_with_no_lockable_memory() {
     assert_eq!(a.ask("close"), "closed");
     let (status, said) = a.end();
     assert!(status.success() && said.is_empty(), "{status}: {said}");
+}
+
+/// Processes on an RDMA device.
+#[cfg(feature = "rdma-core")]
+mod rdma {
+    use std::{
+        process::Command,
+        time::{Duration, Instant},
+    };
+
+    use super::*;
+
+    const PEER: &str = "10.77.0.2";
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// A child of a process on it, with and without what makes registered memory safe.
+    #[test]
+    fn child_on_an_rdma_device() {
+        let Some(device) = uct_tests::rdma::first() else {
+            println!("child_on_an_rdma_device: skipped: no RDMA device with an active port 1");
+            return;
+        };
+        for (fork_init, what) in [("n", "use"), ("try", "use"), ("n", "fork")] {
+            parent_goes_on_after(what, &[("PEER_DEVICE", &device), ("UCX_IB_FORK_INIT", fork_init)]);
+        }
+    }
+
+    /// In the machine that `ci/soft-roce` boots (it sets `SOFT_ROCE=1`): a process on rxe0, and its peer on the soft device in
+    /// the network namespace `soft`, at the other end of a veth pair.
+    fn pair(test: &str) -> Option<(Peer, Peer)> {
+        if std::env::var_os("SOFT_ROCE").is_none() {
+            println!("{test}: skipped: runs under ci/soft-roce only");
+            return None;
+        }
+        let settings = [("UCX_SOFT_ADDR", PEER), ("UCX_SOFT_PORT", "4791")];
+        let b = Peer::start(env!("CARGO_BIN_EXE_peer"), &["ip", "netns", "exec", "soft"], &settings).expect("a peer");
+        Some((peer(&[("PEER_DEVICE", "rxe0"), ("UCX_UD_TIMEOUT", "3s")]), b))
+    }
+
+    fn run(line: &str) {
+        let mut words = line.split(' ');
+        let status = Command::new(words.next().expect("a word")).args(words).status();
+        assert!(status.expect("it runs").success(), "{line}");
+    }
+
+    fn until(a: &mut Peer, name: &str, value: u64) {
+        let end = Instant::now() + PATIENCE;
+        while a.counter(name) != value {
+            assert!(Instant::now() < end, "{name} is {}, not {value}", a.counter(name));
+        }
+    }
+
+    #[test]
+    fn peer_with_another_link_address_gets_a_new_handle_with_the_next_endpoint() {
+        let Some((mut a, mut b)) = pair("peer_with_another_link_address") else { return };
+        let pid = std::process::id().to_be_bytes();
+        assert_eq!(a.connect(&b), "ep 0");
+        assert_eq!(a.ask("send 0 100"), "sent 100");
+        assert_eq!(b.ask("expect 100"), "got 100");
+        assert_eq!(a.ask("flush"), "flushed");
+        assert_eq!((a.counter("ah.created"), a.counter("ah.invalidated")), (1, 0));
+        let mac = format!("02:00:{:02x}:{:02x}:{:02x}:{:02x}", pid[0], pid[1], pid[2], pid[3]);
+        run(&format!("ip netns exec soft ip link set v1 address {mac}"));
+        run(&format!("ip neigh replace {PEER} lladdr {mac} dev v0 nud reachable"));
+        until(&mut a, "ah.invalidated", 1);
+        assert_eq!(a.ask("send 0 100"), "sent 100");
+        assert_eq!(b.ask("expect 200"), "got 200");
+        assert_eq!(a.ask("flush"), "flushed");
+        assert_eq!((a.counter("ah.created"), a.counter("ah.live")), (1, 1), "its holder keeps it");
+        for ep in 1..=2 {
+            assert_eq!(a.connect(&b), format!("ep {ep}"));
+            assert_eq!(a.ask(&format!("send {ep} 10")), "sent 10");
+            assert_eq!(b.ask(&format!("expect {}", 200 + ep * 10)), format!("got {}", 200 + ep * 10));
+            assert_eq!((a.counter("ah.created"), a.counter("ah.live")), (2, 2), "a new one, and then that one");
+        }
+        assert_eq!(a.counter("ah.invalidated"), 1);
+        assert_eq!(a.ask("failures 0"), "failed");
+        assert_eq!(a.ask("close"), "closed");
+    }
+
+    #[test]
+    fn peer_whose_address_goes_is_reported_once_and_found_when_it_is_back() {
+        let Some((mut a, mut b)) = pair("peer_whose_address_goes") else { return };
+        assert_eq!(a.connect(&b), "ep 0");
+        assert_eq!(a.ask("send 0 100"), "sent 100");
+        assert_eq!(b.ask("expect 100"), "got 100");
+        assert_eq!(a.ask("flush"), "flushed");
+        run(&format!("ip netns exec soft ip addr del {PEER}/24 dev v1"));
+        // What the kernel finds out by itself within a minute.
+        run(&format!("ip neigh flush to {PEER} dev v0"));
+        until(&mut a, "ah.invalidated", 1);
+        let began = Instant::now();
+        let said = a.ask("send 0 100000");
+        println!("after {:?}: {said}", began.elapsed());
+        assert!(said.starts_with("error") && said.contains(PEER), "{said}");
+        assert_eq!(a.ask("failures 1"), "failed EndpointTimeout");
+        run(&format!("ip netns exec soft ip addr add {PEER}/24 dev v1"));
+        // That it could not be found is remembered for a moment, and is told by `ep` or by the endpoint.
+        let end = Instant::now() + PATIENCE;
+        let mut ep = 1;
+        loop {
+            let mut said = a.connect(&b);
+            if said == format!("ep {ep}") {
+                said = a.ask(&format!("send {ep} 10"));
+                if said == "sent 10" {
+                    break;
+                }
+                ep += 1;
+            }
+            assert!(said.contains("create_ah") && Instant::now() < end, "{said}");
+        }
+        // What the kernel held back while it asked for the address may come as well.
+        assert_eq!(a.ask("flush"), "flushed");
+        assert!(b.ask("expect 110").starts_with("got 1"));
+        let each_once = " EndpointTimeout".repeat(ep);
+        assert_eq!(a.ask(&format!("failures {ep}")), format!("failed{each_once}"));
+        assert_eq!(a.ask("close"), "closed");
+    }
 }

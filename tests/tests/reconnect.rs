@@ -3,7 +3,13 @@
 
 use std::time::Duration;
 
-use ib::{device::RoceVersion, sim::SimConfig, sw::Rng, types::Gid};
+use ib::{
+    ah::{AhPath, Invalidated, PathNews},
+    device::RoceVersion,
+    sim::SimConfig,
+    sw::Rng,
+    types::Gid,
+};
 use uct::Ep;
 use uct_tests::{
     fabric::Sim,
@@ -25,6 +31,7 @@ tests! {
     reconnect_while_the_old_endpoint_lingers,
     the_peer_moves_and_nobody_tells,
     the_peer_moves_and_an_event_tells,
+    the_next_hop_moves_under_traffic,
     own_address_goes_and_comes_back,
     poisoned_handles_are_swapped_before_the_next_send,
     queue_pair_waits_for_the_gid_table,
@@ -165,6 +172,50 @@ fn the_peer_moves_and_an_event_tells(w: World<Sim>) {
     }
 }
 
+/// As the watch of neighbours and routes tells it: by path, whenever it likes, with sends of the old handle still being read.
+/// The next endpoint has a handle that leads to the new place, and an old one gets that too when it has found out. Its old
+/// handle outlives the sends that name it (else the device complains), and no more.
+fn the_next_hop_moves_under_traffic(w: World<Sim>) {
+    drop(w);
+    for ttl in TTLS {
+        let mut w = World::<Sim>::new("the_next_hop_moves_under_traffic");
+        pair(&mut w, ttl, Some((1_000, 100_000)));
+        let mut ledger = Ledger::default();
+        let (mut old, mut new) = (Flow::new(0), Flow::new(1));
+        let a = w.nodes[0].connect(&w.nodes[1]);
+        say(&mut w, &a, &mut old, &mut ledger, 5);
+        for moves in 1..=3 {
+            while old.send(&w.nodes[0], &a, Kind::Bcopy, 500, None).is_ok() {}
+            let mac = w.fabric.net.fresh_mac();
+            w.nodes[1].device.set_mac(mac, false);
+            let cache = w.nodes[0].md.ah_cache();
+            let elsewhere = AhPath { sgid: gid_of(&w, 1), dgid: gid_of(&w, 0), port: 1 };
+            assert_eq!(cache.handle_paths(&[(elsewhere, PathNews::Moved)].into()), Invalidated::default());
+            let path = AhPath { sgid: gid_of(&w, 0), dgid: gid_of(&w, 1), port: 1 };
+            assert_eq!(cache.paths(), [path]);
+            assert_eq!(cache.handle_paths(&[(path, PathNews::Moved)].into()).stale, 1, "ttl {ttl:?}");
+            let created = cache.stats().created;
+            let start = w.now();
+            let b = w.nodes[0].connect(&w.nodes[1]);
+            say(&mut w, &b, &mut new, &mut ledger, 20);
+            assert!(w.now().since(start) < Duration::from_secs(1), "the new endpoint did not wait for a stall");
+            say(&mut w, &a, &mut old, &mut ledger, 20);
+            ledger.await_flow(&mut w, 1, &old);
+            assert_eq!(w.nodes[0].counter("ah.re_resolved"), moves, "by its stall");
+            // At TTL 0 each has one of its own.
+            let made = if ttl.is_zero() { 2 } else { 1 };
+            assert_eq!(w.nodes[0].counter("ah.created"), created + made);
+            drop(b);
+            w.run_until("the second endpoint is freed", |w| w.nodes[0].counter("eps") == 1);
+            w.run_until("only the handle in use is left", |w| w.nodes[0].counter("ah.live") == 1);
+        }
+        assert_eq!(w.total("ep.failures"), 0);
+        w.check_violations();
+        drop(a);
+        w.finish();
+    }
+}
+
 fn gid_of(w: &World<Sim>, node: usize) -> Gid {
     w.nodes[node].device.gid()
 }
@@ -230,6 +281,7 @@ fn poisoned_handles_are_swapped_before_the_next_send(mut w: World<Sim>) {
     say(&mut w, &ep, &mut flow, &mut ledger, 50);
     assert_eq!(w.nodes[0].counter("qp.resets"), 0);
     assert_eq!(w.nodes[0].counter("ah.re_resolved"), 1);
+    drop(ep);
     w.finish();
 }
 
@@ -280,6 +332,7 @@ fn queue_pair_is_reset_and_goes_on(mut w: World<Sim>) {
     assert_eq!(w.total("ep.failures"), 0);
     w.settle();
     w.buffers_come_home();
+    drop(ep);
     w.finish();
 }
 

@@ -264,7 +264,7 @@ fn without_async_progress_nothing_goes_on() {
     w.settle();
     assert_eq!(w.nodes[1].inbox.lock().len(), 2);
     drop(ep);
-    w.finish_and_free();
+    w.finish();
 }
 
 /// The crash that this project started from: endpoints destroyed while the progress thread resends on them.

@@ -17,7 +17,7 @@ use std::{
     ops::{Deref, DerefMut},
     ptr::NonNull,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU32, Ordering},
     },
 };
@@ -90,6 +90,16 @@ impl fmt::Debug for Block {
     }
 }
 
+/// The length of a page.
+fn page_len() -> usize {
+    static LEN: OnceLock<usize> = OnceLock::new();
+    *LEN.get_or_init(|| {
+        // SAFETY: no pointers.
+        let len = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        usize::try_from(len).ok().filter(|n| n.is_power_of_two()).unwrap_or(4096)
+    })
+}
+
 /// How an [`Arena`] cuts its block.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct ArenaLayout {
@@ -107,7 +117,7 @@ pub struct ArenaLayout {
 
 /// A block cut into equal buffers, with the local key it was registered under.
 ///
-/// The arena lives as long as any of its buffers.
+/// The arena lives as long as any of its buffers. It shares no page with anything else.
 pub struct Arena {
     block: Arc<Block>,
     lkey: AtomicU32,
@@ -129,7 +139,10 @@ impl Arena {
         let whole = layout.len.checked_add(layout.front).ok_or_else(bad)?;
         let stride = whole.checked_next_multiple_of(layout.align).ok_or_else(bad)?;
         let total = stride.checked_mul(layout.count).and_then(|n| n.checked_add(pad)).ok_or_else(bad)?;
-        let block = Block::new(total, layout.align)?;
+        // Whole pages of its own: to keep registered memory from being torn by a fork, libibverbs takes its pages away from
+        // children, which must not miss what others keep in them.
+        let page = page_len();
+        let block = Block::new(total.checked_next_multiple_of(page).ok_or_else(bad)?, layout.align.max(page))?;
         let arena = Arc::new(Arena { block, lkey: AtomicU32::new(0) });
         let bufs = (0..layout.count)
             .map(|i| {
@@ -372,7 +385,9 @@ mod tests {
         for (align, align_offset, front, len) in
             [(64, 0, 0, 100), (64, 48, 0, 4144), (4096, 48, 100, 4144), (1, 0, 7, 3), (8, 9, 3, 1)]
         {
-            let (_a, mut bufs) = Arena::new(ArenaLayout { count: 5, len, front, align, align_offset }).unwrap();
+            let (a, mut bufs) = Arena::new(ArenaLayout { count: 5, len, front, align, align_offset }).unwrap();
+            let page = page_len();
+            assert!(a.block().addr().is_multiple_of(page) && a.block().len().is_multiple_of(page), "pages of its own");
             assert_eq!(bufs.len(), 5);
             for w in bufs.windows(2) {
                 assert!(w[0].addr() + len <= w[1].addr() - front);

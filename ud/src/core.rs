@@ -39,6 +39,7 @@ use crate::{
     op::Op,
     pending::PendingQueues,
     pools::{Pool, Returns},
+    port::PortWatch,
     proto::{Engine, EpId},
     tx::{Link, Tx},
     wake::UserWake,
@@ -120,6 +121,8 @@ pub(crate) struct Live<D: Device> {
     pub(crate) gids: Vec<Gid>,
     /// The interface's own is not among them, which was told.
     pub(crate) gid_lost: bool,
+    /// When the GID table was last asked for while it is not.
+    pub(crate) gids_asked: Time,
     /// The domain's event count at the last look.
     pub(crate) events_seen: u64,
     pub(crate) failed: Option<Error>,
@@ -143,6 +146,7 @@ pub(crate) struct Live<D: Device> {
     /// Everything else that waits for it.
     pub(crate) later: Vec<Later>,
     pub(crate) counters: Counters,
+    pub(crate) port_watch: PortWatch,
     pub(crate) idle_rounds: u32,
     /// The last send when a report was last asked for out of turn.
     pub(crate) nudged_at: u64,

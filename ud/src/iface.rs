@@ -16,7 +16,7 @@ use ib::{
     addr::{DeviceAddr, IfaceAddr},
     ah::{AhWaker, Origin},
     config::IfaceConfig,
-    device::{Access, ArmFor, ArmResult, Device, GRH_LEN, QpInit, UdQp, VerbsError},
+    device::{Access, ArmFor, ArmResult, Device, GRH_LEN, QpInit, QueueLimits, UdQp, VerbsError},
     md::Md,
     types::QKey,
 };
@@ -37,6 +37,7 @@ use crate::{
     live::{FEATURES, peer_caps},
     op::{MAX_SGE, NETH_LEN, Op},
     pools::{Pool, Returns, SMALL_LEN},
+    port::PortWatch,
     proto::{ConnectOutcome, Engine, EngineConfig, EpStateView, Features, FlushOutcome, Refused},
     tx::{Retired, Tx},
     wake::UserWake,
@@ -137,7 +138,7 @@ impl<D: Device> Core<D> {
         let (align, align_offset) = alignment(params)?;
         crate::config::check_iface(&iface_config)?;
 
-        let qp = device.create_ud_qp(&QpInit {
+        let init = QpInit {
             port: port.port,
             pkey_index: port.pkey_index,
             qkey: QKey::UCX,
@@ -145,8 +146,8 @@ impl<D: Device> Core<D> {
             recv_depth: iface_config.rx_queue_len,
             send_sge: (iface_config.tx_min_sge + 1).min(MAX_SGE as u32),
             inline_len: iface_config.tx_min_inline.0 as usize as u32,
-        });
-        let qp = qp.map_err(|e| open_error(&name, "queue pair", &e))?;
+        };
+        let qp = device.create_ud_qp(&init).map_err(|e| qp_error(&name, &init, device.queue_limits(), &e))?;
         let caps = qp.caps();
 
         let max_packet = port.mtu.bytes().min(iface_config.seg_size.0 as usize);
@@ -224,6 +225,7 @@ impl<D: Device> Core<D> {
             flushes: Vec::new(),
             gids: gids.into_iter().map(|g| g.gid).collect(),
             gid_lost: false,
+            gids_asked: Time::ZERO,
             events_seen: md.event_count(),
             failed: None,
             recovering: None,
@@ -238,6 +240,7 @@ impl<D: Device> Core<D> {
             fresh: Vec::new(),
             later: Vec::new(),
             counters: Counters::default(),
+            port_watch: PortWatch::default(),
             idle_rounds: 0,
             nudged_at: 0,
             events_polled: worker.clock().now(),
@@ -369,6 +372,21 @@ fn open_error(name: &str, what: &str, e: &VerbsError) -> Error {
         .with_errno(e.errno)
         .scoped(Scope::Interface)
         .blaming(Blame::System)
+}
+
+/// Why there is no queue pair, with what the device allows if that may be the reason.
+fn qp_error(name: &str, init: &QpInit, limits: QueueLimits, e: &VerbsError) -> Error {
+    let error = open_error(name, "queue pair", e);
+    let queues = [("UCX_UD_VERBS_TX_QUEUE_LEN", init.send_depth), ("UCX_UD_VERBS_RX_QUEUE_LEN", init.recv_depth)];
+    for (knob, depth) in queues {
+        if limits.depth > 0 && depth > limits.depth {
+            return error.context(format!("{knob}={depth} is more than the {} that the device allows", limits.depth));
+        }
+    }
+    if e.errno == libc_enomem() && limits.qps > 0 {
+        return error.context(format!("out of memory, or of the device's {} queue pairs", limits.qps));
+    }
+    error
 }
 
 /// ENOMEM, without a dependency for one number.

@@ -23,6 +23,7 @@ mod live;
 mod op;
 mod pending;
 mod pools;
+mod port;
 mod progress;
 pub mod proto;
 mod transport;

@@ -51,6 +51,9 @@ const EVENT_POLL_EVERY: u32 = 32;
 /// few rounds.
 const EVENT_POLL_AFTER: Duration = Duration::from_millis(50);
 
+/// While the local address is gone: the time between two looks at the GID table.
+const GIDS_ASK_EVERY: Duration = Duration::from_millis(100);
+
 /// What calls answer after the device is gone.
 const EIO: i32 = 5;
 
@@ -93,6 +96,7 @@ impl<D: Device> Live<D> {
             self.look_for_events = false;
             self.events_polled = self.now;
             core.md.poll_events();
+            self.watch_port(core);
         }
         self.refill(core);
         if events == 0 && self.tx.wants_signal() {
@@ -742,7 +746,11 @@ impl<D: Device> Live<D> {
         let error = match &self.failed {
             Some(e) => e.clone(),
             None => {
-                let error = Error::new(kind, failure_text(core, ep, peer, kind, detail));
+                let mut text = failure_text(core, ep, peer, kind, detail);
+                if self.gid_lost {
+                    text += &format!("; the local address {} is gone", core.port.gid.gid);
+                }
+                let error = Error::new(kind, text);
                 match record.trouble.take() {
                     Some(why) => error.context(why),
                     None => error,
@@ -821,6 +829,17 @@ impl<D: Device> Live<D> {
 
     /// Swaps in a fresh address handle, unless one is on its way.
     fn re_resolve(&mut self, core: &Core<D>, ep: EpId) {
+        if self.gid_lost {
+            // Refused until the address is back. That is told; a device that does not tell is asked now and then.
+            if self.now.since(self.gids_asked) >= GIDS_ASK_EVERY {
+                self.gids_asked = self.now;
+                core.md.ah_cache().refresh_gids(core.port.port, None);
+                self.refresh_gids(core);
+            }
+            if self.gid_lost {
+                return;
+            }
+        }
         if !self.resolving.iter().any(|r| r.ep == ep) {
             self.counters.re_resolved += 1;
             // Strangers' endpoints stay within the strangers' quota.
@@ -836,6 +855,7 @@ impl<D: Device> Live<D> {
     fn stalled(&mut self, core: &Core<D>, ep: EpId) {
         if let Some(link) = self.engine.link(ep) {
             core.md.ah_cache().report_unresponsive(&link.ah);
+            core.md.look_at_port(core.port.port);
             self.re_resolve(core, ep);
         }
     }
@@ -846,6 +866,16 @@ impl<D: Device> Live<D> {
             let text = "the device is gone, or unusable after a fatal error".to_string();
             return self.fail(core, text, EIO);
         }
+        self.refresh_gids(core);
+        let poisoned: Vec<EpId> =
+            self.engine.ep_ids().filter(|&ep| self.engine.link(ep).is_some_and(|l| l.ah.is_poisoned())).collect();
+        for ep in poisoned {
+            self.re_resolve(core, ep);
+        }
+    }
+
+    /// The GIDs that count as ours, from the table as it was last read.
+    fn refresh_gids(&mut self, core: &Core<D>) {
         if let Some(gids) = core.md.ah_cache().gids(core.port.port) {
             self.gids = gids.into_iter().map(|g| g.gid).collect();
             let own = core.port.gid.gid;
@@ -860,11 +890,6 @@ impl<D: Device> Live<D> {
                     false => tracing::info!("{}: the local address {own} is back", core.name()),
                 }
             }
-        }
-        let poisoned: Vec<EpId> =
-            self.engine.ep_ids().filter(|&ep| self.engine.link(ep).is_some_and(|l| l.ah.is_poisoned())).collect();
-        for ep in poisoned {
-            self.re_resolve(core, ep);
         }
     }
 
@@ -1029,6 +1054,11 @@ fn failure_text<D: Device>(
         }
         ErrorKind::ConnectionReset => text += &format!(": closed by the peer, or the peer restarted ({progress})"),
         _ => text += &format!(": {kind} ({progress})"),
+    }
+    if let (ErrorKind::NeverAnswered | ErrorKind::EndpointTimeout, Some(why)) =
+        (kind, core.md.port_trouble(core.port.port, core.port.mtu))
+    {
+        text += &format!("; {why}");
     }
     text
 }

@@ -17,7 +17,7 @@ use super::script::{Call, MockLive, Script};
 use crate::{
     device::{
         Access, AhAttr, ArmFor, ArmResult, AsyncEvent, Device, DeviceAttr, GidEntry, MrKeys, PortAttr, QpCaps, QpInit,
-        QpState, RecvWc, SendWc, SendWr, UdQp, VerbsError, VerbsResult, WcStatus,
+        QpState, QueueLimits, RecvWc, SendWc, SendWr, UdQp, VerbsError, VerbsResult, WcStatus,
     },
     sw::AsyncQueue,
     types::Qpn,
@@ -34,6 +34,7 @@ struct State {
     qps: Gauge,
     mrs: Gauge,
     attr: Mutex<Option<DeviceAttr>>,
+    limits: Mutex<Option<QueueLimits>>,
     ah_hook: Mutex<Option<AhHook>>,
     send_status: Mutex<VecDeque<WcStatus>>,
     recv_status: Mutex<VecDeque<WcStatus>>,
@@ -178,6 +179,11 @@ impl<D: Device> MockDevice<D> {
         *self.state.attr.lock() = Some(attr);
     }
 
+    /// Changes what the device tells about its limits.
+    pub fn set_queue_limits(&self, limits: QueueLimits) {
+        *self.state.limits.lock() = Some(limits);
+    }
+
     /// Queues an async event. Injected ones come before those of the device behind.
     pub fn inject_event(&self, event: AsyncEvent) {
         self.state.events.push(event);
@@ -257,6 +263,10 @@ impl<D: Device> Device for MockDevice<D> {
             let inner = self.state.qps.make(Call::CreateUdQp, || self.inner.create_ud_qp(init))?;
             Ok(MockQp { inner, dev: self.clone() })
         })
+    }
+
+    fn queue_limits(&self) -> QueueLimits {
+        self.state.limits.lock().unwrap_or_else(|| self.inner.queue_limits())
     }
 
     fn poll_async_event(&self) -> Option<AsyncEvent> {

@@ -1,10 +1,12 @@
 //! Values of verbs as values of this library, and back. Safe code without a device.
 
-use rdma_sys::{ibv_ah_attr, ibv_event_type as Event, ibv_gid, ibv_port_attr, ibv_port_state, ibv_wc_status};
+use rdma_sys::{
+    ibv_ah_attr, ibv_device_attr, ibv_event_type as Event, ibv_gid, ibv_port_attr, ibv_port_state, ibv_wc_status,
+};
 
 use super::{ffi::Zero, handles::RawEvent};
 use crate::{
-    device::{Access, AhAttr, AsyncEvent, LinkLayer, PortAttr, WcStatus},
+    device::{Access, AhAttr, AsyncEvent, LinkLayer, PortAttr, QueueLimits, WcStatus},
     types::{Lid, Mtu, PKey, Qpn},
 };
 
@@ -28,6 +30,12 @@ pub(super) fn port(attr: &ibv_port_attr, pkeys: Vec<PKey>) -> PortAttr {
         gid_table_len: usize::try_from(attr.gid_tbl_len).unwrap_or(0),
         bandwidth_bps: bandwidth(attr.active_speed, attr.active_width),
     }
+}
+
+/// What queue pairs of a device can have. Each queue has a completion queue of its own.
+pub(super) fn queue_limits(attr: &ibv_device_attr) -> QueueLimits {
+    let number = |n: i32| u32::try_from(n).unwrap_or(0);
+    QueueLimits { depth: number(attr.max_qp_wr.min(attr.max_cqe)), qps: number(attr.max_qp) }
 }
 
 /// Bytes per second after line coding, 0 for codes that are not known.

@@ -17,12 +17,13 @@ use super::{
     handles::{Ah, Context, Mr, Pd},
     list,
     qp::RdmaQp,
+    removal::Removal,
     warm,
 };
 use crate::{
     device::{
-        Access, AhAttr, AsyncEvent, Device, DeviceAttr, GidEntry, LinkLayer, MrKeys, PortAttr, QpInit, VerbsError,
-        VerbsResult,
+        Access, AhAttr, AsyncEvent, Device, DeviceAttr, GidEntry, LinkLayer, MrKeys, PortAttr, QpInit, QueueLimits,
+        VerbsError, VerbsResult,
     },
     types::PKey,
 };
@@ -66,6 +67,8 @@ pub struct RdmaDevice {
     quiet_at: AtomicU64,
     /// The device is gone, and that has been told.
     dead: AtomicBool,
+    removal: Option<Removal>,
+    limits: QueueLimits,
 }
 
 impl RdmaDevice {
@@ -79,12 +82,15 @@ impl RdmaDevice {
         {
             return Err(Error::new(ErrorKind::NoDevice, format!("{name}: {why}")));
         }
-        Self::try_open(name)
-            .map_err(|e| Error::new(ErrorKind::NoDevice, format!("{name}: {} failed", e.call)).with_errno(e.errno))
+        Self::try_open(name).map_err(|e| {
+            let text = format!("{name}: {} failed: {}", e.call, list::open_hint(&e));
+            Error::new(ErrorKind::NoDevice, text).with_errno(e.errno)
+        })
     }
 
     fn try_open(name: &str) -> VerbsResult<Arc<RdmaDevice>> {
-        let (ctx, sysfs) = list::open(name)?;
+        let (ctx, sysfs, file) = list::open(name)?;
+        let removal = Removal::watch(&file);
         let attr = ctx.query_device()?;
         let (mut link, mut gid_slots) = (Vec::new(), 0);
         for port in 1..=attr.phys_port_cnt {
@@ -105,6 +111,8 @@ impl RdmaDevice {
             mrs: Mutex::default(),
             quiet_at: AtomicU64::new(0),
             dead: AtomicBool::new(false),
+            removal,
+            limits: attr::queue_limits(&attr),
         }))
     }
 
@@ -144,6 +152,11 @@ impl RdmaDevice {
     fn link_of(&self, call: &'static str, port: u8) -> VerbsResult<LinkLayer> {
         let place = usize::from(port).checked_sub(1);
         place.and_then(|p| self.link.get(p).copied()).ok_or(VerbsError::new(call, libc::EINVAL))
+    }
+
+    /// After a fatal event nothing new is made, also on devices that would.
+    fn alive(&self, call: &'static str) -> VerbsResult<()> {
+        if self.dead.load(Ordering::Acquire) { Err(VerbsError::new(call, libc::EIO)) } else { Ok(()) }
     }
 
     /// The local GID of an address handle: where it is in the table.
@@ -212,6 +225,7 @@ impl Device for RdmaDevice {
     }
 
     fn create_ah(&self, attr: &AhAttr) -> VerbsResult<RdmaAh> {
+        self.alive("create_ah")?;
         let link = self.link_of("create_ah", attr.port)?;
         let sgid_index = self.local_gid(attr, link)?;
         Ah::create(&self.pd, attr::ah(attr, sgid_index)).map(RdmaAh)
@@ -222,6 +236,7 @@ impl Device for RdmaDevice {
     }
 
     fn reg_mr(&self, block: &Arc<Block>, access: Access) -> VerbsResult<MrKeys> {
+        self.alive("reg_mr")?;
         let mr = Mr::reg(&self.pd, block, attr::access(access))?;
         let (lkey, rkey) = mr.keys();
         self.mrs.lock().insert(lkey, mr);
@@ -234,8 +249,13 @@ impl Device for RdmaDevice {
     }
 
     fn create_ud_qp(self: &Arc<Self>, init: &QpInit) -> VerbsResult<RdmaQp> {
+        self.alive("create_qp")?;
         self.link_of("create_qp", init.port)?;
         RdmaQp::create(self.clone(), init)
+    }
+
+    fn queue_limits(&self) -> QueueLimits {
+        self.limits
     }
 
     fn poll_async_event(&self) -> Option<AsyncEvent> {
@@ -248,6 +268,7 @@ impl Device for RdmaDevice {
         }
         let event = match self.ctx().async_event() {
             Ok(Some(raw)) => attr::event(&raw),
+            Ok(None) if self.removal.as_ref().is_some_and(Removal::has_happened) => AsyncEvent::DeviceFatal,
             Ok(None) => {
                 self.quiet_at.store(now, Ordering::Relaxed);
                 return None;

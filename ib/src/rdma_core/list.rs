@@ -90,38 +90,58 @@ fn text(chars: &[libc::c_char]) -> String {
 /// # Errors
 /// `Unsupported` if it was demanded and failed.
 pub fn init_fork(wanted: Ternary) -> Result<()> {
-    static DONE: OnceLock<VerbsResult<()>> = OnceLock::new();
-    static WARNED: AtomicBool = AtomicBool::new(false);
-    if wanted == Ternary::No {
-        if ffi::fork_needs_care() && !WARNED.swap(true, Ordering::Relaxed) {
-            tracing::warn!(
-                "UCX_IB_FORK_INIT=n, and this kernel does not copy registered memory when a process forks: a fork, also one \
-                 that starts another program, may send what is written afterwards to nowhere"
-            );
-        }
-        return Ok(());
-    }
-    let done = DONE.get_or_init(|| {
+    static FORK: ForkInit = ForkInit::new();
+    FORK.init(wanted, ffi::fork_needs_care, || {
         // SAFETY: a call without arguments.
         check("fork_init", unsafe { rdma_sys::ibv_fork_init() })
-    });
-    match (done, wanted) {
-        (Err(e), Ternary::Yes) => Err(Error::new(
-            ErrorKind::Unsupported,
-            "UCX_IB_FORK_INIT=y: libibverbs cannot make registered memory safe for a fork; set it to try or n, or open \
-             devices before any other user of libibverbs registers memory",
-        )
-        .with_errno(e.errno)),
-        (Err(e), _) => {
-            if !WARNED.swap(true, Ordering::Relaxed) {
+    })
+}
+
+/// What came of the one call of a process, and whether it was warned of.
+pub(super) struct ForkInit {
+    done: OnceLock<VerbsResult<()>>,
+    warned: AtomicBool,
+}
+
+impl ForkInit {
+    pub(super) const fn new() -> Self {
+        ForkInit { done: OnceLock::new(), warned: AtomicBool::new(false) }
+    }
+
+    /// [`init_fork`], with what it asks of kernel and library.
+    pub(super) fn init(
+        &self,
+        wanted: Ternary,
+        needs_care: impl FnOnce() -> bool,
+        call: impl FnOnce() -> VerbsResult<()>,
+    ) -> Result<()> {
+        if wanted == Ternary::No {
+            if needs_care() && !self.warned.swap(true, Ordering::Relaxed) {
                 tracing::warn!(
-                    "registered memory is not safe for a fork ({e}): open devices before any other user of libibverbs \
-                     registers memory, or do not fork"
+                    "UCX_IB_FORK_INIT=n, and this kernel does not copy registered memory when a process forks: a fork, also \
+                     one that starts another program, may send what is written afterwards to nowhere"
                 );
             }
-            Ok(())
+            return Ok(());
         }
-        (Ok(()), _) => Ok(()),
+        match (self.done.get_or_init(call), wanted) {
+            (Err(e), Ternary::Yes) => Err(Error::new(
+                ErrorKind::Unsupported,
+                "UCX_IB_FORK_INIT=y: libibverbs cannot make registered memory safe for a fork; set it to try or n, or open \
+                 devices before any other user of libibverbs registers memory",
+            )
+            .with_errno(e.errno)),
+            (Err(e), _) => {
+                if !self.warned.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(
+                        "registered memory is not safe for a fork ({e}): open devices before any other user of libibverbs \
+                         registers memory, or do not fork"
+                    );
+                }
+                Ok(())
+            }
+            (Ok(()), _) => Ok(()),
+        }
     }
 }
 
@@ -152,13 +172,13 @@ pub fn devices() -> Vec<FoundDevice> {
     found
 }
 
-/// Opens the device of this name.
-pub(super) fn open(name: &str) -> VerbsResult<(Context, PathBuf)> {
+/// Opens the device of this name. Answers also where sysfs shows it, and the name of its file.
+pub(super) fn open(name: &str) -> VerbsResult<(Context, PathBuf, String)> {
     let list = List::get()?;
     let device = list.find(name).ok_or(VerbsError::new("open_device", libc::ENODEV))?;
     // SAFETY: the list lives until the end of this function.
     let ctx = unsafe { Context::open(device) }?;
-    Ok((ctx, Path::new(SYSFS).join(name)))
+    Ok((ctx, Path::new(SYSFS).join(name), names(device).1))
 }
 
 /// Why devices of this transport are of no use.
@@ -179,14 +199,33 @@ pub(super) fn no_access(file: &Path) -> Option<String> {
         return None;
     }
     let errno = last_errno();
-    let hint = match errno {
+    Some(format!("{}: {}; {}", file.display(), uct::error::errno_text(errno), access_hint(errno)))
+}
+
+/// What to do about a device file that cannot be opened.
+fn access_hint(errno: i32) -> &'static str {
+    match errno {
         libc::ENOENT => "pass the device into the container (--device=/dev/infiniband), or load ib_uverbs",
         libc::EACCES | libc::EPERM => {
-            "the user needs to read and write it: see its group and the udev rules of rdma-core"
+            "the user needs to read and write it: join the group that owns it, or change its mode by a udev rule (rdma-core has \
+             one); in a container pass it in with --device=/dev/infiniband"
         }
         _ => "is RDMA set up on this host?",
-    };
-    Some(format!("{}: {}; {hint}", file.display(), uct::error::errno_text(errno)))
+    }
+}
+
+/// What to do about a device that does not open although it is there.
+pub(super) fn open_hint(e: &VerbsError) -> String {
+    match e.errno {
+        libc::ENODEV => "it has just been removed".into(),
+        libc::ENOENT | libc::EACCES | libc::EPERM => access_hint(e.errno).into(),
+        // Of the calls at open none pins memory of ours.
+        libc::ENOMEM => {
+            "a limit of the device (contexts, protection domains), not of memory: too many processes have it open; see dmesg".into()
+        }
+        libc::EMFILE | libc::ENFILE => "raise the open-file limit (ulimit -n)".into(),
+        _ => "see dmesg".into(),
+    }
 }
 
 /// The devices that the kernel shows.

@@ -12,11 +12,11 @@
 //!   queue pair into the ERROR state.
 //! - `wc.sl` is never looked at: providers disagree about what it holds. Whether a packet came by IPv4 or IPv6 is told by
 //!   the GRH flag and by the GRH area itself.
-//! - After a fatal event (the device was removed) every call fails with `EIO`, destroying included; what was held is given
-//!   back all the same.
+//! - After a fatal event every call fails with `EIO`, destroying included; what was held is given back all the same. That the
+//!   device is being removed counts as one, also if its driver does not tell: who removes it may be waiting for us.
 //!
-//! Where `unsafe` is: `ffi` (what the bindings lack), `handles` (owners of verbs objects) and the two calls
-//! of the data path in `post` and `qp`. Everything that only converts values is safe code and tested without a device.
+//! Where `unsafe` is: `ffi` (what the bindings lack), `handles` (owners of verbs objects), `removal` (a socket) and the two
+//! calls of the data path in `post` and `qp`. Everything that only converts values is safe code and tested without a device.
 
 mod attr;
 mod device;
@@ -26,6 +26,7 @@ mod handles;
 mod list;
 mod post;
 mod qp;
+mod removal;
 mod slab;
 mod warm;
 mod watch;

@@ -359,3 +359,77 @@ fn looking_for_devices_is_harmless_where_there_are_none() {
     assert_eq!(e.kind(), uct::ErrorKind::NoDevice);
     assert!(e.to_string().contains("no_such_device"), "{e}");
 }
+
+#[test]
+fn fork_init_is_called_once_and_only_if_wanted() {
+    use std::{
+        cell::Cell,
+        sync::{Arc, Mutex},
+    };
+
+    use uct::config::Ternary;
+
+    /// Counts lines of the log.
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<usize>>);
+
+    impl std::io::Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            *self.0.lock().unwrap() += bytes.iter().filter(|b| **b == b'\n').count();
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    let lines = Lines::default();
+    let l = lines.clone();
+    let subscriber =
+        tracing_subscriber::fmt().with_max_level(tracing::Level::WARN).with_writer(move || l.clone()).finish();
+    let told = || *lines.0.lock().unwrap();
+    tracing::subscriber::with_default(subscriber, || {
+        let (fork, calls) = (list::ForkInit::new(), Cell::new(0));
+        let fails = || {
+            calls.set(calls.get() + 1);
+            Err(VerbsError::new("fork_init", libc::EINVAL))
+        };
+        assert!(fork.init(Ternary::No, || false, fails).is_ok());
+        assert_eq!((calls.get(), told()), (0, 0), "n: not called");
+        for _ in 0..3 {
+            assert!(fork.init(Ternary::Try, || true, fails).is_ok());
+        }
+        assert_eq!((calls.get(), told()), (1, 1), "try: one warning");
+        let e = fork.init(Ternary::Yes, || true, fails).unwrap_err();
+        assert_eq!((e.kind(), e.errno()), (uct::ErrorKind::Unsupported, Some(libc::EINVAL)));
+        assert!(e.to_string().contains("UCX_IB_FORK_INIT=y"), "{e}");
+        assert_eq!((calls.get(), told()), (1, 1));
+
+        let well = list::ForkInit::new();
+        for wanted in [Ternary::Yes, Ternary::Try] {
+            assert!(well.init(wanted, || true, || Ok(())).is_ok());
+        }
+        assert_eq!(told(), 1);
+        // Where it would have mattered, not to want it is a warning, too.
+        for _ in 0..3 {
+            assert!(well.init(Ternary::No, || true, || Ok(())).is_ok());
+        }
+        assert_eq!(told(), 2);
+    });
+}
+
+#[test]
+fn why_a_device_that_is_there_does_not_open() {
+    for (errno, words) in [
+        (libc::ENOMEM, "a limit of the device"),
+        (libc::ENOMEM, "not of memory: too many processes have it open; see dmesg"),
+        (libc::EMFILE, "ulimit -n"),
+        (libc::ENODEV, "removed"),
+        (libc::EACCES, "udev"),
+        (libc::EIO, "dmesg"),
+    ] {
+        let hint = list::open_hint(&VerbsError::new("open_device", errno));
+        assert!(hint.contains(words), "{errno}: {hint}");
+    }
+}

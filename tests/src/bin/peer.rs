@@ -3,10 +3,13 @@
 //!
 //! ```text
 //! > addr                      < addr DEVICE IFACE        (hexadecimal)
-//! > connect DEVICE IFACE      < ep INDEX
+//! > connect DEVICE IFACE      < ep INDEX                (or error TEXT)
 //! > send INDEX COUNT          < sent COUNT               (accepted, not yet delivered)
+//! > long INDEX COUNT LENGTH   < sent COUNT               (messages of LENGTH bytes)
 //! > expect COUNT              < got COUNT                (messages received since the start)
 //! > failures COUNT            < failed KIND...           (reports of the error handler since the start)
+//! > why                       < why TEXT...              (the texts of those reports)
+//! > counter NAME              < counter VALUE            (of the interface or the domain)
 //! > flush                     < flushed
 //! > signals                   < signals MASK             (of caught signals, hexadecimal)
 //! > fork                      < forked STATUS            (of a child that ends with everything open)
@@ -46,7 +49,7 @@ struct Peer {
     iface: Iface,
     eps: Vec<Ep>,
     got: Arc<AtomicU64>,
-    failed: Arc<Mutex<Vec<String>>>,
+    failed: Arc<Mutex<Vec<(String, String)>>>,
     lines: Receiver<String>,
 }
 
@@ -75,9 +78,18 @@ impl Peer {
     }
 
     fn send(&self, ep: &Ep, count: u64) -> Result<(), uct::Error> {
+        self.accept(count, |i| ep.am_short(ID, i, b"from a process"))
+    }
+
+    fn send_long(&self, ep: &Ep, count: u64, len: usize) -> Result<(), uct::Error> {
+        self.accept(count, |_| ep.am_bcopy(ID, &mut |to| to.len().min(len)).map(drop))
+    }
+
+    /// Repeats a send until it was accepted `count` times.
+    fn accept(&self, count: u64, send: impl Fn(u64) -> Result<(), SendError>) -> Result<(), uct::Error> {
         for i in 0..count {
             let mut result = Ok(());
-            self.until(|| match ep.am_short(ID, i, b"from a process") {
+            self.until(|| match send(i) {
                 Ok(()) => true,
                 Err(SendError::NoResource) => false,
                 Err(SendError::Failed(e)) => {
@@ -89,6 +101,14 @@ impl Peer {
         }
         Ok(())
     }
+}
+
+/// What cannot be opened is for the test to read.
+fn or_exit<T>(result: uct::Result<T>) -> T {
+    result.unwrap_or_else(|e| {
+        eprintln!("{e}");
+        std::process::exit(3)
+    })
 }
 
 fn say(text: &str) {
@@ -174,16 +194,16 @@ fn main() {
     ib::component::register(&mut registry);
     ud::register(&mut registry);
     let device = std::env::var("PEER_DEVICE").unwrap_or(SOFT_DEVICE.into());
-    let md = registry.open_md(&device, &env).expect("a device");
-    let region = md.mem_alloc(4096).expect("memory");
+    let md = or_exit(registry.open_md(&device, &env));
+    let region = or_exit(md.mem_alloc(4096));
     let worker = Worker::new(ud::worker_params(&env).expect("settings")).expect("a worker");
-    let failed: Arc<Mutex<Vec<String>>> = Arc::default();
+    let failed: Arc<Mutex<Vec<(String, String)>>> = Arc::default();
     let f = failed.clone();
     let params = IfaceParams::default().on_error(Arc::new(move |e| {
-        f.lock().expect("no panic").push(format!("{:?}", e.kind));
+        f.lock().expect("no panic").push((format!("{:?}", e.kind), e.error.to_string()));
         FailureAction::Endpoint
     }));
-    let iface = registry.transport("ud").expect("ud").open_iface(&md, &worker, 1, &params, &env).expect("an interface");
+    let iface = or_exit(registry.transport("ud").expect("ud").open_iface(&md, &worker, 1, &params, &env));
     let got = Arc::new(AtomicU64::new(0));
     let g = got.clone();
     iface
@@ -207,11 +227,17 @@ fn main() {
         let number = |i: usize| words[i].parse::<u64>().expect("a number");
         match words[0] {
             "addr" => say(&format!("addr {} {}", hex(&peer.iface.device_address()), hex(&peer.iface.iface_address()))),
-            "connect" => {
-                let ep = peer.iface.ep(&EpParams::to_iface(&unhex(words[1]), &unhex(words[2]))).expect("an endpoint");
-                peer.eps.push(ep);
-                say(&format!("ep {}", peer.eps.len() - 1));
-            }
+            "connect" => match peer.iface.ep(&EpParams::to_iface(&unhex(words[1]), &unhex(words[2]))) {
+                Ok(ep) => {
+                    peer.eps.push(ep);
+                    say(&format!("ep {}", peer.eps.len() - 1));
+                }
+                Err(e) => say(&format!("error {e}")),
+            },
+            "long" => match peer.send_long(&peer.eps[number(1) as usize], number(2), number(3) as usize) {
+                Ok(()) => say(&format!("sent {}", number(2))),
+                Err(e) => say(&format!("error {e}")),
+            },
             "send" => match peer.send(&peer.eps[number(1) as usize], number(2)) {
                 Ok(()) => say(&format!("sent {}", number(2))),
                 Err(e) => say(&format!("error {e}")),
@@ -222,7 +248,17 @@ fn main() {
             }
             "failures" => {
                 peer.until(|| peer.failed.lock().expect("no panic").len() as u64 >= number(1));
-                say(&format!("failed {}", peer.failed.lock().expect("no panic").join(" ")));
+                let kinds: Vec<String> = peer.failed.lock().expect("no panic").iter().map(|f| f.0.clone()).collect();
+                say(format!("failed {}", kinds.join(" ")).trim_end());
+            }
+            "why" => {
+                let texts: Vec<String> = peer.failed.lock().expect("no panic").iter().map(|f| f.1.clone()).collect();
+                say(&format!("why {}", texts.join(" | ")));
+            }
+            "counter" => {
+                let all = peer.iface.counters().into_iter().chain(md.counters());
+                let value = all.into_iter().find(|c| c.name == words[1]).map(|c| c.value);
+                say(&format!("counter {}", value.expect("a counter")));
             }
             "flush" => {
                 peer.until(|| matches!(peer.iface.flush(FlushMode::Local, None), Ok(Posted::Done)));

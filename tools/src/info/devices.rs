@@ -14,9 +14,12 @@ use super::{
 
 pub(super) fn render(options: &Options, registry: &Registry, env: &Env) -> Result<String> {
     let mut out = String::new();
+    let mut hidden = Vec::new();
     for component in registry.components() {
         for device in component.devices(env)? {
-            if !options.shows(&device.name) {
+            let (shown, port) = options.shows_device(&device.name);
+            if !shown {
+                hidden.push(device.name);
                 continue;
             }
             if !out.is_empty() {
@@ -28,13 +31,16 @@ pub(super) fn render(options: &Options, registry: &Registry, env: &Env) -> Resul
                 continue;
             }
             match registry.open_md(&device.name, env) {
-                Ok(md) => render_device(&mut out, options, registry, &md, env)?,
+                Ok(md) => render_device(&mut out, (options, port), registry, &md, env)?,
                 Err(e) => columns(&mut out, 2, &[("cannot be opened", e.to_string())]),
             }
         }
     }
     if out.is_empty() {
-        out.push_str("no devices\n");
+        out.push_str(&match (&options.filter, &hidden[..]) {
+            (Some(text), [_, ..]) => format!("no device `{text}`; there are: {}\n", hidden.join(", ")),
+            _ => "no devices\n".to_string(),
+        });
     }
     if let Some(hint) = ib::component::RDMA_CORE_HINT
         && registry.components().iter().any(|c| c.name() == "ib")
@@ -44,10 +50,22 @@ pub(super) fn render(options: &Options, registry: &Registry, env: &Env) -> Resul
     Ok(out)
 }
 
-fn render_device(out: &mut String, options: &Options, registry: &Registry, md: &Md, env: &Env) -> Result<()> {
+fn render_device(
+    out: &mut String,
+    (options, only): (&Options, Option<u8>),
+    registry: &Registry,
+    md: &Md,
+    env: &Env,
+) -> Result<()> {
     // Nothing is sent, so nobody has to make progress in the background.
     let worker = Worker::new(WorkerParams::default().progress_thread(false))?;
-    for port in md.ports()? {
+    let ports = md.ports()?;
+    if let Some(n) = only
+        && !ports.iter().any(|p| p.port == n)
+    {
+        push_line(out, &format!("  no port {n}, only {}", ports.len()));
+    }
+    for port in ports.into_iter().filter(|p| only.is_none_or(|n| p.port == n)) {
         push_line(out, &format!("  port {}", port.port));
         columns(out, 4, &port_rows(&port));
         for transport in registry.transports() {

@@ -46,7 +46,8 @@ pub struct Options {
     #[arg(short = 'r', long, value_name = "ADDRESS")]
     pub reach: Option<String>,
 
-    /// Show only devices and settings whose name contains this text, in any case.
+    /// Show only devices and settings whose name contains this text, in any case. `NAME:PORT` is a port of a device, as
+    /// uct_perf takes it.
     #[arg(value_name = "TEXT")]
     pub filter: Option<String>,
 }
@@ -55,6 +56,15 @@ impl Options {
     /// True if a name passes the filter.
     fn shows(&self, name: &str) -> bool {
         self.filter.as_ref().is_none_or(|f| name.to_ascii_lowercase().contains(&f.to_ascii_lowercase()))
+    }
+
+    /// True if a device passes the filter, and which of its ports: all, or one.
+    fn shows_device(&self, name: &str) -> (bool, Option<u8>) {
+        let by_port = self.filter.as_ref().and_then(|f| f.rsplit_once(':'));
+        match by_port.and_then(|(device, port)| Some((device, port.parse().ok()?))) {
+            Some((device, port)) => (name.eq_ignore_ascii_case(device), Some(port)),
+            None => (self.shows(name), None),
+        }
     }
 
     fn asks_nothing(&self) -> bool {

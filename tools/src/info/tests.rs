@@ -120,7 +120,11 @@ worse0 (component fake)
 "
     );
     assert!(show(&["-d", "bad"], &[]).text.starts_with("bad0"));
-    assert_eq!(show(&["-d", "nothing"], &[]).text, "no devices\n");
+    assert_eq!(show(&["-d", "nothing"], &[]).text, "no device `nothing`; there are: good0, bad0, worse0\n");
+    let text = show(&["-d", "good0:2"], &[]).text;
+    assert!(text.starts_with("good0 (component fake)\n  port 2\n") && !text.contains("port 1"), "{text}");
+    assert!(show(&["-d", "good0:3"], &[]).text.ends_with("  no port 3, only 2\n"));
+    assert_eq!(show(&["-d", "good:1"], &[]).text, "no device `good:1`; there are: good0, bad0, worse0\n");
     assert!(show(&["-ds", "good"], &[]).text.ends_with("  counters\n    ah.hits  3\n"));
 }
 

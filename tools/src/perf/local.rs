@@ -154,7 +154,9 @@ fn choose(
         (_, Some((name, why))) => {
             why.context(format!("{} cannot use device {name}", transport.name())).suffix(usable(registry, env))
         }
-        (Some(w), None) => Failure::new(format!("there is no device `{}`", w.name)).suffix(usable(registry, env)),
+        (Some(w), None) => Failure::new(format!("there is no device `{}`", w.name))
+            .suffix(usable(registry, env))
+            .suffix(how_to_get_more(registry)),
         (None, None) => Failure::new("this host has no device for any transport"),
     })
 }
@@ -200,6 +202,12 @@ fn usable(registry: &Registry, env: &Env) -> Option<String> {
         }
     }
     (!pairs.is_empty()).then(|| format!("what works on this host: {pairs}"))
+}
+
+/// What to do about devices that this build does not know.
+fn how_to_get_more(registry: &Registry) -> Option<String> {
+    let has_ib = registry.components().iter().any(|c| c.name() == "ib");
+    ib::component::RDMA_CORE_HINT.filter(|_| has_ib).map(str::to_string)
 }
 
 #[cfg(test)]

@@ -368,7 +368,11 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     fn fail_detail(&self, now: Time, slot: u32) -> FailDetail {
         let ep = &self.eps[slot];
         FailDetail {
-            silent: if ep.in_flight() > 0 { self.clock.run(now).since(silence_start(ep)) } else { Default::default() },
+            silent: if ep.in_flight() > 0 {
+                self.clock.run(now).since(silence_start(ep, self.limits.answers_count))
+            } else {
+                Default::default()
+            },
             resends: ep.resends,
             acked_psn: ep.acked.raw(),
             last_psn: ep.psn.prev().raw(),

@@ -110,7 +110,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
             features,
             tick0: nanos(cfg.timer_tick),
             hold_places,
-            limits: TimeLimits { timeout: nanos(cfg.timeout), linger: nanos(cfg.linger) },
+            limits: TimeLimits { timeout: nanos(cfg.timeout), linger: nanos(cfg.linger), answers_count: true },
             eps: Slab::new(),
             ids: HashMap::default(),
             recent: Box::new([NIL; RECENT]),
@@ -142,6 +142,12 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     /// The settings.
     pub fn config(&self) -> &EngineConfig {
         &self.cfg
+    }
+
+    /// Whether an answer without progress counts as a sign of life, as it does at first. The owner says no while it knows that
+    /// some packets cannot pass however often they are sent.
+    pub fn count_answers(&mut self, yes: bool) {
+        self.limits.answers_count = yes;
     }
 
     /// The counters.

@@ -104,11 +104,15 @@ impl RunClock {
     }
 }
 
-/// How long an endpoint may be silent, and linger, in nanoseconds.
+/// How long an endpoint may be silent, and linger.
 #[derive(Copy, Clone)]
 pub(super) struct TimeLimits {
+    /// Nanoseconds.
     pub(super) timeout: u64,
+    /// Nanoseconds.
     pub(super) linger: u64,
+    /// See [`Engine::count_answers`].
+    pub(super) answers_count: bool,
 }
 
 impl TimeLimits {
@@ -117,7 +121,7 @@ impl TimeLimits {
     pub(super) fn rearm<L, R>(self, clock: &RunClock, timers: &mut TimerQueue, slot: u32, ep: &mut Ep<L, R>) {
         let mut at = ep.tick_at;
         if ep.in_flight() > 0 && !ep.is_failed() {
-            let base = silence_start(ep);
+            let base = silence_start(ep, self.answers_count);
             let dead_at = clock.real(base).add_nanos(self.timeout).add_nanos(1);
             // A verdict that had to be put off, because our own queue was full, is looked at with the next tick.
             if dead_at > clock.last() {
@@ -219,7 +223,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         let ep = &mut self.eps[slot];
         let own_queue_full = is_queued || ep.owed.intersects(Owed::ACK_REQ | Owed::RESEND | Owed::CREQ | Owed::CREP);
         if !own_queue_full {
-            let silent = nanos(run.since(silence_start(ep)));
+            let silent = nanos(run.since(silence_start(ep, self.limits.answers_count)));
             if silent > nanos(self.cfg.timeout) {
                 let kind =
                     if ep.is.contains(Is::HEARD) { ErrorKind::EndpointTimeout } else { ErrorKind::NeverAnswered };
@@ -242,7 +246,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         }
         if own_queue_full {
             // The peer could not answer what it was not asked: this interval does not count.
-            ep.send_time = run.min(silence_start(ep) + Duration::from_nanos(ep.tick));
+            ep.send_time = run.min(silence_start(ep, self.limits.answers_count) + Duration::from_nanos(ep.tick));
         } else {
             let idle = nanos(run.since(ep.send_time.max(ep.last_resend)));
             if idle >= tick0 && ep.state == State::Connected {
@@ -272,7 +276,7 @@ const STALLS_MAX: u8 = 4;
 
 /// Since when the peer has been silent (run time). An answer without progress counts as a sign of life while somebody cares
 /// for the endpoint: a peer whose application is busy does not accept messages for a while, but its engine answers. A
-/// lingering endpoint waits for progress only, so that closing is bounded.
-pub(super) fn silence_start<L, R>(ep: &Ep<L, R>) -> Time {
-    if ep.is_lingering() { ep.send_time } else { ep.send_time.max(ep.answered) }
+/// lingering endpoint waits for progress only, so that closing is bounded; so does everybody if answers do not count.
+pub(super) fn silence_start<L, R>(ep: &Ep<L, R>, answers_count: bool) -> Time {
+    if ep.is_lingering() || !answers_count { ep.send_time } else { ep.send_time.max(ep.answered) }
 }

@@ -416,6 +416,11 @@ impl Paths {
         }
     }
 
+    #[cfg(test)]
+    pub(super) fn knows(&self, hop: Hop) -> bool {
+        self.neighbours.contains_key(&hop)
+    }
+
     /// How many paths are watched.
     pub(super) fn len(&self) -> usize {
         self.tracks.len()

@@ -360,6 +360,22 @@ fn what_nobody_uses_any_more_is_forgotten() {
 }
 
 #[test]
+fn collected_neighbours_are_forgotten_once_no_path_leads_through_them() {
+    let mut paths = Paths::ready();
+    let (peer, gateway) = ("10.0.0.2", "10.0.0.254");
+    let gone = |ip| Event::Neighbour(hop(ip), Neighbour::Gone);
+    paths.add(path(peer), IF);
+    paths.news_of(&[at(peer, MAC), gone(peer), at(gateway, MAC), gone(gateway)]);
+    let known = |p: &Paths| (p.knows(hop(peer)), p.knows(hop(gateway)));
+    assert_eq!(known(&paths), (true, true), "which one it is will be known when the answer is in");
+    paths.settle(DIRECT);
+    assert_eq!(known(&paths), (true, false));
+    paths.handle(route("10.0.0.0/24"));
+    paths.settle(by("10.0.0.253"));
+    assert_eq!(known(&paths), (false, false));
+}
+
+#[test]
 fn paths_without_neighbours_are_not_asked_for() {
     let mut paths = Paths::ready();
     for (sgid, dgid) in
