@@ -220,6 +220,7 @@ fn slow_create_ah_that_fails_reports_through_the_handler() {
     let f = w.nodes[i].failures.lock()[0].clone();
     let text = f.error.to_string();
     assert!(text.contains("create_ah") && text.contains("ip neigh"), "{text}");
+    assert!(text.contains("while nothing was sent") && !text.contains("was connected"), "{text}");
     assert_eq!(f.kind, ErrorKind::EndpointTimeout);
     drop(ep);
     assert_clean(w, &device, &text);

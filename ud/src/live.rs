@@ -1046,6 +1046,10 @@ fn failure_text<D: Device>(
                 detail.resends
             );
         }
+        // A handle that could not be made, or a user who has given it up.
+        ErrorKind::EndpointTimeout if detail.silent.is_zero() && detail.resends == 0 => {
+            text += &format!(": given up while nothing was sent that could have been answered ({progress})");
+        }
         ErrorKind::EndpointTimeout => {
             text += &format!(
                 ": was connected, then silent for {silent} and {} resends ({progress}); the limit is UCX_UD_TIMEOUT={limit}",
