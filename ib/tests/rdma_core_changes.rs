@@ -4,24 +4,25 @@
 //! `SOFT_ROCE=1`): soft-RoCE device rxe0 on v0, 10.77.0.1/24, and 10.77.0.2 at the other end. Else they print `skipped`.
 #![cfg(feature = "rdma-core")]
 
+mod soft_roce;
+
 use std::{
     process::Command,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Arc, MutexGuard},
     time::{Duration, Instant},
 };
 
 use ib::{
     device::*,
     rdma_core::{RdmaAh, RdmaDevice, RdmaQp, devices},
-    types::{Gid, Lid, QKey, Qpn},
+    types::{QKey, Qpn},
 };
+use soft_roce::{attr, gid, until_within};
 use uct::mem::{Arena, ArenaLayout, Buf};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 const ADDR: &str = "10.77.0.1";
 const OTHER: &str = "10.77.0.201";
-
-static TURN: Mutex<()> = Mutex::new(());
 
 const DEVICE: &str = "rxe0";
 
@@ -33,18 +34,11 @@ struct Rig {
 impl Rig {
     /// `None` where this is not the machine for it.
     fn get(test: &str) -> Option<Rig> {
-        let turn = TURN.lock().unwrap_or_else(|e| e.into_inner());
-        if std::env::var_os("SOFT_ROCE").is_none() {
-            println!("{test}: skipped: runs under ci/soft-roce only");
-            return None;
-        }
-        Some(Rig { _turn: turn })
+        Some(Rig { _turn: soft_roce::turn(test)? })
     }
 
     fn run(&self, line: &str) {
-        let mut words = line.split(' ');
-        let out = Command::new(words.next().unwrap()).args(words).output().unwrap();
-        assert!(out.status.success(), "{line}: {}", String::from_utf8_lossy(&out.stderr));
+        soft_roce::run(line);
     }
 
     fn open(&self) -> Arc<RdmaDevice> {
@@ -52,32 +46,8 @@ impl Rig {
     }
 }
 
-fn gid(ip: &str) -> Gid {
-    Gid::from_ip(ip.parse().unwrap())
-}
-
-fn attr(sgid: Gid, dgid: Gid) -> AhAttr {
-    let grh = GlobalRoute { dgid, sgid, hop_limit: 255, traffic_class: 106, flow_label: 0xffff_ffff };
-    AhAttr {
-        port: 1,
-        sl: 0,
-        src_path_bits: 0,
-        static_rate: 0,
-        dlid: Lid(0xc000),
-        grh: Some(grh),
-        soft: SoftAv::default(),
-    }
-}
-
-fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + PATIENCE;
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < end, "{what}");
-        std::thread::yield_now();
-    }
+fn until<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
+    until_within(PATIENCE, what, look)
 }
 
 /// Waits for an event and answers what came before it.

@@ -5,27 +5,21 @@
 //! `SOFT_ROCE=1`): soft-RoCE device rxe0 on v0, 10.77.0.1/24 and fd77::1/64. Else they print `skipped`.
 #![cfg(feature = "rdma-core")]
 
+mod soft_roce;
+
 use std::{
     cell::Cell,
-    process::Command,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Arc, MutexGuard},
     time::{Duration, Instant},
 };
 
-use ib::{
-    ah::AhRef,
-    device::*,
-    md::Md,
-    rdma_core::RdmaDevice,
-    types::{Gid, Lid},
-};
+use ib::{ah::AhRef, device::*, md::Md, rdma_core::RdmaDevice, types::Gid};
+use soft_roce::{attr, gid, run, until_within};
 use uct::{Registry, config::Env};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 /// A peer that changes its link address so that all can be seen that the kernel told before.
 const SENTINEL: &str = "10.77.0.99";
-
-static TURN: Mutex<()> = Mutex::new(());
 
 type Ah = AhRef<RdmaDevice>;
 
@@ -35,37 +29,14 @@ struct Rig {
     macs: Cell<u8>,
 }
 
-/// Runs a command and returns what it prints.
-fn run(line: &str) -> String {
-    let mut words = line.split(' ');
-    let out = Command::new(words.next().unwrap()).args(words).output().unwrap();
-    assert!(out.status.success(), "{line}: {}", String::from_utf8_lossy(&out.stderr));
-    String::from_utf8_lossy(&out.stdout).into_owned()
-}
-
-fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + PATIENCE;
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < end, "{what}");
-        std::thread::yield_now();
-    }
-}
-
-fn gid(ip: &str) -> Gid {
-    Gid::from_ip(ip.parse().unwrap())
+fn until<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
+    until_within(PATIENCE, what, look)
 }
 
 impl Rig {
     /// `None` where this is not the machine for it.
     fn get(test: &str, settings: &[(&str, &str)]) -> Option<Rig> {
-        let turn = TURN.lock().unwrap_or_else(|e| e.into_inner());
-        if std::env::var_os("SOFT_ROCE").is_none() {
-            println!("{test}: skipped: runs under ci/soft-roce only");
-            return None;
-        }
+        let turn = soft_roce::turn(test)?;
         let env = settings.iter().fold(Env::empty(), |env, (name, value)| env.with(name, value));
         let mut registry = Registry::new();
         ib::component::register(&mut registry);
@@ -98,22 +69,7 @@ impl Rig {
     }
 
     fn try_ah(&self, peer: &str) -> uct::Result<Ah> {
-        let grh = GlobalRoute {
-            dgid: gid(peer),
-            sgid: self.local(peer),
-            hop_limit: 255,
-            traffic_class: 106,
-            flow_label: 0xffff_ffff,
-        };
-        let attr = AhAttr {
-            port: 1,
-            sl: 0,
-            src_path_bits: 0,
-            static_rate: 0,
-            dlid: Lid(0xc000),
-            grh: Some(grh),
-            soft: SoftAv::default(),
-        };
+        let attr = attr(self.local(peer), gid(peer));
         self.md.ah_cache().get(&attr, "test")
     }
 
