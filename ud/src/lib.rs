@@ -26,6 +26,8 @@ mod pools;
 mod port;
 mod progress;
 pub mod proto;
+#[cfg(test)]
+mod sizes;
 mod transport;
 mod tx;
 mod wake;

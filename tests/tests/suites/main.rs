@@ -13,6 +13,7 @@ mod events;
 mod failure;
 mod flush;
 mod golden;
+mod goodput;
 mod handlers;
 mod hazards;
 mod hostile;

@@ -94,3 +94,9 @@ pub use event::{
     RxMeta, RxVerdict, SendKind, Transmit, TransmitKind,
 };
 pub use stats::{DropReason, EngineStats};
+
+/// Bytes of an endpoint's record and of a packet's place in its send list.
+#[cfg(test)]
+pub(crate) fn record_sizes<T, L, R>() -> (usize, usize) {
+    (size_of::<ep::Ep<L, R>>(), size_of::<packet::Packet<T>>())
+}

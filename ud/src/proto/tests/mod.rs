@@ -11,5 +11,6 @@ mod net;
 mod parity;
 mod regressions;
 mod silence;
+mod table;
 mod violence;
 mod window;
