@@ -151,6 +151,9 @@ bitflags::bitflags! {
     }
 }
 
+/// The first question about a missing ack comes at most so many times earlier than the base interval says.
+const EARLY_MAX: u64 = 16;
+
 /// One endpoint. See `docs/ud-protocol.md` for the meaning of the window fields.
 pub(super) struct Ep<L, R> {
     pub(super) id: u32,
@@ -281,6 +284,30 @@ impl<L, R> Ep<L, R> {
     /// Packets sent and not acknowledged.
     pub(super) fn in_flight(&self) -> u16 {
         self.psn.since(self.acked).wrapping_sub(1)
+    }
+
+    /// Takes a measured round trip, in nanoseconds. While a loss is being repaired the packets behind it wait for the repair,
+    /// and an ack that was lost is made good by a later one: the first is not measured at all, and the second may not
+    /// more than double what is known, so that the time of an accident is not taken for that of the network.
+    #[inline]
+    pub(super) fn note_round_trip(&mut self, sample: u64, was_loss: bool) {
+        let sample = sample.max(8);
+        if self.srtt == 0 {
+            self.srtt = sample;
+        } else if !was_loss {
+            self.srtt = self.srtt - self.srtt / 8 + sample.min(2 * self.srtt) / 8;
+        }
+    }
+
+    /// How long to wait for an ack before asking for one, in nanoseconds: four round trips, if the round trip is known and
+    /// nothing was waited for in vain so far; `tick0`, the base interval, otherwise, and never more. The floor keeps the
+    /// timers of fast networks from becoming the work of the processor.
+    #[inline]
+    pub(super) fn first_interval(&self, tick0: u64) -> u64 {
+        if self.srtt == 0 || self.tick != tick0 {
+            return self.tick;
+        }
+        (self.srtt * 4).clamp(tick0 / EARLY_MAX, tick0)
     }
 
     pub(super) fn is_window_open(&self, reserved: u16) -> bool {

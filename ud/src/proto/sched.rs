@@ -221,6 +221,15 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         k.ack_req |= ack_req;
         ep.last_resend = run;
         ep.resends = ep.resends.saturating_add(1);
+        if is_last {
+            // The repetition may be lost, too. Each one is given twice the time: what never arrives, because it is longer
+            // than the path allows, say, must not be sent as fast as the peer can ask for it.
+            let patience = ep.first_interval(self.tick0) << (k.resends - 1).min(8);
+            if ep.tick == self.tick0 {
+                ep.tick_at = now.add_nanos(patience.min(self.tick0));
+            }
+            self.limits.rearm(&self.clock, &mut self.timers, slot, ep);
+        }
         self.stats.tx_resends += 1;
         let (kind, psn) = (k.kind, k.psn);
         let resend = match kind {

@@ -132,7 +132,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         e.psn = e.psn.next();
         e.last_serial = packet.serial;
         if e.tick_at == Time::MAX || e.in_flight() == 1 {
-            e.tick_at = now.add_nanos(e.tick);
+            e.tick_at = now.add_nanos(e.first_interval(self.tick0));
             self.limits.rearm(&self.clock, &mut self.timers, slot, e);
         }
         self.push_packet(slot, packet);

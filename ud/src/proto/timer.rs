@@ -249,6 +249,10 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
             ep.send_time = run.min(silence_start(ep, self.limits.answers_count) + Duration::from_nanos(ep.tick));
         } else {
             let idle = nanos(run.since(ep.send_time.max(ep.last_resend)));
+            if idle < tick0 && ep.tick == tick0 {
+                self.ask_early(now, slot, idle);
+                return;
+            }
             if idle >= tick0 && ep.state == State::Connected {
                 self.owe(slot, Owed::ACK_REQ);
             }
@@ -259,6 +263,21 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         }
         let interval = self.back_off(slot);
         self.eps[slot].tick_at = now + interval;
+    }
+
+    /// Before the first base interval is over: asks after some round trips, and again whenever the silence (`idle`, in
+    /// nanoseconds) has doubled. The question has the number behind the newest packet, so that a peer that lacks one says
+    /// so: what was lost without a successor is resent then, and not after three ticks.
+    fn ask_early(&mut self, now: Time, slot: u32, idle: u64) {
+        let tick0 = self.tick0;
+        let ep = &mut self.eps[slot];
+        let first = ep.first_interval(tick0);
+        let is_time = idle >= first;
+        let wait = if is_time { idle.min(tick0 - idle) } else { first - idle };
+        ep.tick_at = now.add_nanos(wait.max(1));
+        if is_time && ep.state == State::Connected {
+            self.owe(slot, Owed::ACK_REQ);
+        }
     }
 
     /// Lengthens the endpoint's interval. It ends at 256 base intervals, as UCX's timer wheel does in practice: were it to

@@ -292,6 +292,24 @@ pub(super) fn creq_from(addr: Addr, qpn: u32, ep_id: u32, conn_sn: u32, ident: [
     out
 }
 
+/// Also not one whose endpoint is long gone, if an older endpoint was connected only after it was made.
+#[test]
+fn a_connection_number_is_never_given_twice() {
+    let mut net = Net::new(2, 1);
+    let first = net.connect(0, 1);
+    let second = net.connect(0, 1);
+    net.settle();
+    assert!(net.nodes[0].eng.is_connected(first) && net.nodes[0].eng.is_connected(second));
+    net.destroy(0, second);
+    net.run_for(Duration::from_secs(60));
+    assert_eq!(net.nodes[0].eng.state(second), None, "freed");
+    net.records = true;
+    net.connect(0, 1);
+    net.settle();
+    let numbers: Vec<u32> = net.sent.iter().filter_map(|(_, b)| wire::Creq::parse(b)).map(|c| c.conn_sn).collect();
+    assert_eq!(numbers, [2], "{}", net.tail());
+}
+
 // --- other processes
 
 #[test]
