@@ -50,7 +50,6 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     pub(super) fn new_ack(&mut self, now: Time, slot: u32, ack: Psn) {
         self.stats.acks_new += 1;
         let e = &mut self.eps[slot];
-        let was_loss = e.is.contains(Is::LOSS_EPISODE);
         e.acked = ack;
         e.cwnd = (e.cwnd + 1).min(self.cfg.max_window);
         e.max_psn = ack.add(e.cwnd);
@@ -63,7 +62,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         e.resends = 0;
         let released = Released::of(e, &mut self.pkts, self.tx_done);
         if let Some(sent) = released.sent {
-            e.note_round_trip(now.nanos_since(sent), was_loss);
+            e.note_round_trip(now.nanos_since(sent));
         }
         let resends = e.resend_cur != NIL || e.owed.contains(Owed::RESEND);
         e.tick_at = if e.in_flight() == 0 { Time::MAX } else { now.add_nanos(e.first_interval(self.tick0)) };

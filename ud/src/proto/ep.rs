@@ -286,15 +286,15 @@ impl<L, R> Ep<L, R> {
         self.psn.since(self.acked).wrapping_sub(1)
     }
 
-    /// Takes a measured round trip, in nanoseconds. While a loss is being repaired the packets behind it wait for the repair,
-    /// and an ack that was lost is made good by a later one: the first is not measured at all, and the second may not
-    /// more than double what is known, so that the time of an accident is not taken for that of the network.
+    /// Takes a measured round trip, in nanoseconds. Behind a lost packet, or a lost ack, a packet waits for the repair, and
+    /// its time says nothing about the network: so a sample counts for at most twice of what is known. A network that has
+    /// become slow is still learned, by an eighth with each sample.
     #[inline]
-    pub(super) fn note_round_trip(&mut self, sample: u64, was_loss: bool) {
+    pub(super) fn note_round_trip(&mut self, sample: u64) {
         let sample = sample.max(8);
         if self.srtt == 0 {
             self.srtt = sample;
-        } else if !was_loss {
+        } else {
             self.srtt = self.srtt - self.srtt / 8 + sample.min(2 * self.srtt) / 8;
         }
     }
@@ -307,7 +307,9 @@ impl<L, R> Ep<L, R> {
         if self.srtt == 0 || self.tick != tick0 {
             return self.tick;
         }
-        (self.srtt * 4).clamp(tick0 / EARLY_MAX, tick0)
+        // At its floor the window cannot shrink any more: where many send to one, patience is what is left to give.
+        let patience = if self.cwnd <= 2 && self.is.contains(Is::LOSS_EPISODE) { 4 } else { 1 };
+        (self.srtt * 4 * patience).clamp(tick0 / EARLY_MAX * patience, tick0)
     }
 
     pub(super) fn is_window_open(&self, reserved: u16) -> bool {
