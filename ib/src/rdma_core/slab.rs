@@ -54,7 +54,9 @@ impl RecvSlab {
     /// Takes the buffer of this number out; `None` if there is none or the number is of before the last drain.
     #[inline]
     pub(super) fn take(&mut self, id: u64) -> Option<Buf> {
-        if id < self.first || id >= self.next {
+        // A number that is older than the ring is long has been taken: its place is another buffer's.
+        let age = self.next.wrapping_sub(id);
+        if id < self.first || age == 0 || age > self.places.len() as u64 {
             return None;
         }
         let buf = self.place(id).take()?;
