@@ -496,6 +496,23 @@ pub trait UdQp: Send + 'static {
     /// Appends at most `max` receive completions to `out` and returns how many.
     fn poll_recv(&mut self, out: &mut Vec<RecvWc>, max: usize) -> usize;
 
+    /// [`UdQp::poll_recv`] for who handles one completion at a time: looks for at most `max` of them, answers how many there
+    /// are, and leaves them to be taken by [`UdQp::next_recv`], in their order, until that has none. `room` is empty then;
+    /// it is for devices that have no place of their own.
+    #[inline]
+    fn start_recv(&mut self, room: &mut Vec<RecvWc>, max: usize) -> usize {
+        let n = self.poll_recv(room, max);
+        // Taken off the end, the first one first.
+        room.reverse();
+        n
+    }
+
+    /// See [`UdQp::start_recv`].
+    #[inline]
+    fn next_recv(&mut self, room: &mut Vec<RecvWc>) -> Option<RecvWc> {
+        room.pop()
+    }
+
     /// Asks for the event fd to become readable at the next completion of the kinds in `what`, once. Drains the fd first.
     ///
     /// # Errors

@@ -121,6 +121,12 @@ pub struct ArenaLayout {
 pub struct Arena {
     block: Arc<Block>,
     lkey: AtomicU32,
+    /// Bytes in each buffer, and before each.
+    len: usize,
+    front: usize,
+    /// From one buffer to the next, and from the block's first byte to the first buffer.
+    stride: usize,
+    first: usize,
 }
 
 impl Arena {
@@ -133,7 +139,6 @@ impl Arena {
         if layout.count == 0 || layout.len == 0 || !layout.align.is_power_of_two() {
             return Err(bad());
         }
-        let front = u32::try_from(layout.front).map_err(|_| bad())?;
         let shift = layout.align_offset.checked_add(layout.front).ok_or_else(bad)?;
         let pad = (layout.align - shift % layout.align) % layout.align;
         let whole = layout.len.checked_add(layout.front).ok_or_else(bad)?;
@@ -143,13 +148,14 @@ impl Arena {
         // children, which must not miss what others keep in them.
         let page = page_len();
         let block = Block::new(total.checked_next_multiple_of(page).ok_or_else(bad)?, layout.align.max(page))?;
-        let arena = Arc::new(Arena { block, lkey: AtomicU32::new(0) });
+        let (len, front, first) = (layout.len, layout.front, pad + layout.front);
+        let arena = Arc::new(Arena { block, lkey: AtomicU32::new(0), len, front, stride, first });
         let bufs = (0..layout.count)
             .map(|i| {
-                let off = pad + i * stride + layout.front;
-                // SAFETY: `off + len <= total`, so the pointer stays inside the block.
-                let ptr = unsafe { arena.block.ptr.add(off) };
-                Buf { ptr, len: layout.len, front, index: i as u32, arena: arena.clone() }
+                // SAFETY: the end of the last buffer, `first + (count - 1) * stride + len`, is at most `total`, so the pointer
+                // stays inside the block.
+                let ptr = unsafe { arena.block.ptr.add(first + i * stride) };
+                Buf { ptr, arena: arena.clone() }
             })
             .collect();
         Ok((arena, bufs))
@@ -179,16 +185,15 @@ impl fmt::Debug for Arena {
 }
 
 /// The unique handle to one buffer of an [`Arena`]. Dereferences to its bytes.
+///
+/// What all buffers of an arena have in common is kept there: the handle is two words.
 pub struct Buf {
     ptr: NonNull<u8>,
-    len: usize,
-    front: u32,
-    index: u32,
     arena: Arc<Arena>,
 }
 
 // Handed from hand to hand for every message.
-const _: () = assert!(size_of::<Option<Buf>>() <= 32);
+const _: () = assert!(size_of::<Option<Buf>>() == 2 * size_of::<usize>());
 
 // SAFETY: M2 and M3: the handle is unique and its bytes belong to nobody else.
 unsafe impl Send for Buf {}
@@ -202,8 +207,8 @@ impl Buf {
     }
 
     /// The buffer's place in its arena, from 0.
-    pub fn index(&self) -> u32 {
-        self.index
+    pub fn index(&self) -> usize {
+        (self.addr() - self.arena.block.addr() - self.arena.first) / self.arena.stride
     }
 
     /// The local key of the arena.
@@ -221,15 +226,15 @@ impl Buf {
     /// The bytes with the front: `whole_mut()[front_len()]` is the first byte of the buffer proper.
     pub fn whole_mut(&mut self) -> &mut [u8] {
         // SAFETY: M2: the `front` bytes before `ptr` were cut from the block for this buffer alone.
-        let start = unsafe { self.ptr.as_ptr().sub(self.front as usize) };
+        let start = unsafe { self.ptr.as_ptr().sub(self.arena.front) };
         // SAFETY: as in `deref_mut`, over the front as well.
-        unsafe { std::slice::from_raw_parts_mut(start, self.front as usize + self.len) }
+        unsafe { std::slice::from_raw_parts_mut(start, self.arena.front + self.arena.len) }
     }
 
     /// The number of bytes in front of the buffer proper.
     #[inline]
     pub fn front_len(&self) -> usize {
-        self.front as usize
+        self.arena.front
     }
 
     /// A buffer of its own, unregistered: for tests and for copies that outlive a pool.
@@ -247,7 +252,7 @@ impl Deref for Buf {
     #[inline]
     fn deref(&self) -> &[u8] {
         // SAFETY: M1 to M3: `len` initialised bytes that live as long as `arena`, reached only through this handle.
-        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
+        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.arena.len) }
     }
 }
 
@@ -255,13 +260,13 @@ impl DerefMut for Buf {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `deref`, and `&mut self` excludes every other reference.
-        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) }
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.arena.len) }
     }
 }
 
 impl fmt::Debug for Buf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Buf(#{}, {} bytes)", self.index, self.len)
+        write!(f, "Buf(#{}, {} bytes)", self.index(), self.len())
     }
 }
 

@@ -20,7 +20,6 @@ use ib::{
     device::{AhAttr, Device, RecvWc},
     gid::LocalPort,
     md::Md,
-    types::Gid,
 };
 use parking_lot::Mutex;
 use uct::{
@@ -35,6 +34,7 @@ use crate::{
     config::UdConfig,
     deliver::{Delivery, Later, Ready, ThreadMark},
     ep::EpShared,
+    gids::OwnGids,
     live::Who,
     op::Op,
     pending::PendingQueues,
@@ -110,15 +110,16 @@ pub(crate) struct Live<D: Device> {
     pub(crate) rx: Pool,
     /// Receives in the queue pair.
     pub(crate) rx_posted: usize,
-    /// How many there should be.
+    /// How many there should be, and how many must be missing before some are posted.
     pub(crate) rx_target: usize,
+    pub(crate) rx_batch: usize,
     pub(crate) eps: HashMap<EpId, EpRecord<D>>,
     pub(crate) pending: PendingQueues,
     /// Endpoints whose address handle is being made.
     pub(crate) resolving: Vec<Resolving<D>>,
     /// Flushes of the whole interface that also wait for destroyed endpoints.
     pub(crate) flushes: Vec<(uct::completion::CompletionToken, Vec<EpId>)>,
-    pub(crate) gids: Vec<Gid>,
+    pub(crate) gids: OwnGids,
     /// The interface's own is not among them, which was told.
     pub(crate) gid_lost: bool,
     /// When the GID table was last asked for while it is not.

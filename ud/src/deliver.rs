@@ -140,16 +140,19 @@ impl<'a, D: Device> Delivering<'a, D> {
     /// Puts the delivery back, then does what callbacks have left for the end of their batch.
     #[inline]
     pub(crate) fn finish(mut self) {
-        if let Some(d) = self.delivery.take()
-            && self.core.end_delivery(d)
+        let (core, delivery) = (self.core, self.delivery.take());
+        // With nothing in it there is nothing to drop.
+        std::mem::forget(self);
+        if let Some(d) = delivery
+            && core.end_delivery(d)
         {
-            self.core.run_later(self.core.take_left(Who::User));
+            core.run_later(core.take_left(Who::User));
         }
     }
 
     /// Calls handlers for the batch. Returns how many messages there were. What the progress thread may not deliver stays
     /// in the batch.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn messages(&mut self, who: Who) -> usize {
         let Some(d) = self.delivery.as_deref_mut() else { return 0 };
         // A handler may close the interface: nothing is called after that.

@@ -13,6 +13,7 @@ use ib::{
     ah::Origin,
     device::Device,
 };
+use parking_lot::MutexGuard;
 use uct::{
     AmId, Completion, Endpoint, Error, ErrorKind, FlushMode, MemSlice, Posted, Result, Scope, SendError, SendResult,
     ep::{PendingFn, PendingRefused},
@@ -102,10 +103,30 @@ impl<D: Device> EpShared<D> {
         }
     }
 
-    /// Sends a message that `fill` writes behind the NETH, `len` bytes.
-    #[inline]
-    fn send_copied(&self, id: AmId, len: usize, fill: impl FnOnce(&mut [u8])) -> SendResult<()> {
+    /// Tries to send a short message the short way, see [`Live::send_plain`]. If it cannot be done, which has changed nothing,
+    /// the lock comes back, for [`EpShared::send_copied`].
+    #[inline(always)]
+    fn send_short(&self, id: AmId, len: usize, fill: impl FnOnce(&mut [u8])) -> Option<MutexGuard<'_, State<D>>> {
         let mut st = self.core.state.lock();
+        let sent = len <= self.core.limits.short
+            && !self.closed.load(Ordering::Relaxed)
+            && st.live.as_mut().is_some_and(|live| live.send_plain(&self.core, (self.id, id.get(), len), fill));
+        if sent { None } else { Some(st) }
+    }
+
+    /// Sends a short message that `fill` writes behind the NETH, `len` bytes.
+    #[inline(always)]
+    fn send_copied(
+        &self,
+        mut st: MutexGuard<'_, State<D>>,
+        id: AmId,
+        len: usize,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> SendResult<()> {
+        if len > self.core.limits.short {
+            drop(st);
+            return Err(self.too_long("short message", len, self.core.limits.short));
+        }
         let live = self.sendable(&mut st)?;
         let begun = match live.engine.begin_send(self.id, id.get(), len, SendKind::Copy, false) {
             Ok(b) => b,
@@ -115,6 +136,25 @@ impl<D: Device> EpShared<D> {
         let Some(mut buf) = pool.take(&self.core.md)? else { return Err(SendError::NoResource) };
         fill(&mut buf[NETH_LEN..NETH_LEN + len]);
         live.send_copy(&self.core, begun, (self.id, buf, NETH_LEN + len))
+    }
+
+    /// [`Endpoint::am_short`] where something is not as usual.
+    #[cold]
+    #[inline(never)]
+    fn am_short_slow(&self, st: MutexGuard<'_, State<D>>, id: AmId, header: u64, payload: &[u8]) -> SendResult<()> {
+        self.send_copied(st, id, 8 + payload.len(), |to| put_short(to, header, payload))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn am_short_iov_slow(
+        &self,
+        st: MutexGuard<'_, State<D>>,
+        id: AmId,
+        len: usize,
+        iov: &[IoSlice<'_>],
+    ) -> SendResult<()> {
+        self.send_copied(st, id, len, |to| put_iov(to, iov))
     }
 
     /// Gives back what a bcopy had reserved.
@@ -207,28 +247,18 @@ impl<D: Device> EpShared<D> {
 
 impl<D: Device> Endpoint for EpShared<D> {
     fn am_short(&self, id: AmId, header: u64, payload: &[u8]) -> SendResult<()> {
-        let len = 8 + payload.len();
-        if len > self.core.limits.short {
-            return Err(self.too_long("short message", len, self.core.limits.short));
+        match self.send_short(id, 8 + payload.len(), |to| put_short(to, header, payload)) {
+            None => Ok(()),
+            Some(st) => self.am_short_slow(st, id, header, payload),
         }
-        self.send_copied(id, len, |to| {
-            to[..8].copy_from_slice(&header.to_ne_bytes());
-            to[8..].copy_from_slice(payload);
-        })
     }
 
     fn am_short_iov(&self, id: AmId, iov: &[IoSlice<'_>]) -> SendResult<()> {
         let len = iov.iter().fold(0usize, |n, s| n.saturating_add(s.len()));
-        if len > self.core.limits.short {
-            return Err(self.too_long("short message", len, self.core.limits.short));
+        match self.send_short(id, len, |to| put_iov(to, iov)) {
+            None => Ok(()),
+            Some(st) => self.am_short_iov_slow(st, id, len, iov),
         }
-        self.send_copied(id, len, |to| {
-            let mut at = 0;
-            for s in iov {
-                to[at..at + s.len()].copy_from_slice(s);
-                at += s.len();
-            }
-        })
     }
 
     fn am_bcopy(&self, id: AmId, pack: &mut dyn FnMut(&mut [u8]) -> usize) -> SendResult<usize> {
@@ -531,6 +561,25 @@ impl<D: Device> EpShared<D> {
             }
             None => last.into_iter().collect(),
         }
+    }
+}
+
+/// Writes a short message: header and payload.
+#[inline(always)]
+fn put_short(to: &mut [u8], header: u64, payload: &[u8]) {
+    to[..8].copy_from_slice(&header.to_ne_bytes());
+    // Header and nothing else is what many messages are: not worth a call.
+    if !payload.is_empty() {
+        to[8..].copy_from_slice(payload);
+    }
+}
+
+/// Writes a short message in pieces.
+fn put_iov(to: &mut [u8], iov: &[IoSlice<'_>]) {
+    let mut at = 0;
+    for s in iov {
+        to[at..at + s.len()].copy_from_slice(s);
+        at += s.len();
     }
 }
 

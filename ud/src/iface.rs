@@ -34,6 +34,7 @@ use crate::{
     core::{Core, Counters, Limits, Live, State},
     deliver::{Delivery, Later, ThreadMark},
     ep::new_shared,
+    gids::OwnGids,
     live::{FEATURES, peer_caps},
     op::{MAX_SGE, NETH_LEN, Op},
     pools::{Pool, Returns, SMALL_LEN},
@@ -218,12 +219,13 @@ impl<D: Device> Core<D> {
             large: Pool::new(tx_layout(max_packet), Access::LOCAL_WRITE, 256, usize::MAX),
             rx: Pool::new(rx_layout, Access::LOCAL_WRITE, 1024, iface_config.rx_max_bufs as usize),
             rx_posted: 0,
-            rx_target: first,
+            rx_target: 0,
+            rx_batch: 1,
             eps: HashMap::new(),
             pending: Default::default(),
             resolving: Vec::new(),
             flushes: Vec::new(),
-            gids: gids.into_iter().map(|g| g.gid).collect(),
+            gids: OwnGids::new(gids.into_iter().map(|g| g.gid).collect()),
             gid_lost: false,
             gids_asked: Time::ZERO,
             events_seen: md.event_count(),
@@ -282,6 +284,7 @@ impl<D: Device> Core<D> {
                 live.small.prepare(&core.md)?;
                 live.large.prepare(&core.md)?;
             }
+            live.set_rx_target(&core, first);
             live.rx.grow_by(&core.md, first)?;
             live.refill(&core);
             if let Some(e) = &live.failed {
@@ -627,7 +630,7 @@ impl<D: Device> Interface for Core<D> {
             if let Some((bufs, registration)) = more {
                 live.rx.add(bufs, registration);
             }
-            live.rx_target = target;
+            live.set_rx_target(self, target);
             live.refill(self);
         }
         self.worker.add_iface(dynamic);

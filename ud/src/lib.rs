@@ -18,6 +18,7 @@ mod core;
 mod counters;
 mod deliver;
 mod ep;
+mod gids;
 mod iface;
 mod live;
 mod op;

@@ -2,6 +2,7 @@
 //! into work for later. Nothing here calls user code.
 
 use std::{
+    hint::cold_path,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -13,7 +14,7 @@ use ib::{
     addr::{DeviceAddr, Trailer},
     ah::{AhRef, GetOptions, Origin, TryGet},
     device::{AhAttr, Device, GRH_LEN, RecvWc, Sge, UdQp, VerbsError, WcStatus},
-    types::{Gid, Qpn},
+    types::Qpn,
 };
 use uct::{
     Error, ErrorKind, MemSlice, Scope, SendError, SendResult, completion::CompletionToken, ep::EpFailure, mem::Buf,
@@ -22,13 +23,14 @@ use uct::{
 use crate::{
     core::{Core, Live, Resolving},
     deliver::{Later, Ready},
+    gids::OwnGids,
     op::{NETH_LEN, Op, SgeList},
-    pools::SMALL_LEN,
+    pools::{Pool, SMALL_LEN},
     proto::{
         Begun, CreqInfo, CreqOutcome, DropReason, EpId, EpStateView, Event, ExtCaps, FailDetail, Features, Outstanding,
-        PeerCaps, Refused, RxMeta, RxVerdict, SendKind, TransmitKind,
+        PeerCaps, Refused, RxMeta, RxVerdict, SendKind, Settle, TransmitKind, rare,
     },
-    tx::{Link, PostFlags, Retired},
+    tx::{Link, PostFlags, Retired, Tx},
 };
 
 /// Who polls.
@@ -63,6 +65,7 @@ const TRANSMIT_MAX: usize = 256;
 impl<D: Device> Live<D> {
     /// One round of the network: receives, send completions, timers, events, transmissions. Returns the number of
     /// completions handled.
+    #[inline(always)]
     pub(crate) fn network(&mut self, core: &Core<D>, who: Who) -> usize {
         self.set_now(core);
         let budget = match who {
@@ -71,21 +74,33 @@ impl<D: Device> Live<D> {
         } as usize;
         // Some may have found no room in the last round.
         self.take_held();
-        let mut events = self.qp.poll_recv(&mut self.wcs, budget);
-        if events > 0 {
-            let mut wcs = std::mem::take(&mut self.wcs);
-            self.rx_posted = self.rx_posted.saturating_sub(wcs.len());
-            // Taken off the end, the first one first.
-            wcs.reverse();
-            while let Some(wc) = wcs.pop() {
-                self.receive(core, wc);
-            }
-            self.wcs = wcs;
+        let mut events = self.receive_all(core, budget);
+        if events == 0 || self.tx.is_low() || self.rx_failed || self.look_for_events {
+            events += self.look_around(core, who, events == 0);
         }
-        if events == 0 || self.tx.is_low() || self.rx_failed {
-            events += self.poll_sends(core);
+        self.refill(core);
+        if self.engine.has_done() {
+            cold_path();
+            self.settle_done(core);
         }
-        if events == 0 {
+        if self.has_chores(core) {
+            cold_path();
+            self.pump(core);
+        }
+        self.tx.ring(&mut self.qp);
+        // What the user sends next leaves at once: it may be the answer a peer waits for.
+        self.tx.start_round();
+        events
+    }
+
+    /// The part of a round for when it has received nothing, or something asks for it: send completions, and now and then
+    /// events of the device. Answers the number of send completions.
+    #[inline(never)]
+    fn look_around(&mut self, core: &Core<D>, who: Who, received_nothing: bool) -> usize {
+        let sent = self.poll_sends(core);
+        let is_idle = received_nothing && sent == 0;
+        if is_idle {
+            core.returns.drain_into(self.rx.free_mut());
             // Events of the device are rare, so looking for them is for idle rounds.
             self.idle_rounds = self.idle_rounds.wrapping_add(1);
             self.look_for_events |= self.idle_rounds.is_multiple_of(EVENT_POLL_EVERY)
@@ -98,18 +113,10 @@ impl<D: Device> Live<D> {
             core.md.poll_events();
             self.watch_port(core);
         }
-        self.refill(core);
-        if events == 0 && self.tx.wants_signal() {
+        if is_idle && self.tx.wants_signal() {
             self.nudge();
         }
-        self.settle_done(core);
-        if self.has_chores(core) {
-            self.pump(core);
-        }
-        self.tx.ring(&mut self.qp);
-        // What the user sends next leaves at once: it may be the answer a peer waits for.
-        self.tx.start_round();
-        events
+        sent
     }
 
     /// Reads the clock. What two processors show may differ by a little; time does not go back here.
@@ -131,6 +138,7 @@ impl<D: Device> Live<D> {
     }
 
     /// Timers, resolutions, events and transmissions: everything but the completion queues.
+    #[inline(never)]
     pub(crate) fn pump(&mut self, core: &Core<D>) {
         self.fail_endpoints();
         if self.engine.is_due(self.now) {
@@ -158,7 +166,40 @@ impl<D: Device> Live<D> {
 
     // --- receiving
 
-    #[inline]
+    /// Polls receives and passes them to the engine, plain messages the short way. Answers how many there were.
+    #[inline(never)]
+    fn receive_all(&mut self, core: &Core<D>, budget: usize) -> usize {
+        let n = self.qp.start_recv(&mut self.wcs, budget);
+        self.rx_posted = self.rx_posted.saturating_sub(n);
+        while let Some(wc) = self.qp.next_recv(&mut self.wcs) {
+            let RecvWc { buf, byte_len, src_qpn, grh, solicited, status } = wc;
+            let is_fine = self.direct && status == WcStatus::Success;
+            let is_ours = !(grh && core.config.eth_dgid_check);
+            let plain = if is_fine { self.receive_plain(&buf, byte_len, src_qpn, is_ours) } else { None };
+            if let Some((ep, am_id)) = plain {
+                let len = byte_len.saturating_sub((GRH_LEN + NETH_LEN) as u32);
+                self.fresh.push(Ready { buf: Some(buf), len, am_id, ep });
+            } else {
+                cold_path();
+                self.receive(core, RecvWc { buf, byte_len, src_qpn, grh, solicited, status });
+            }
+        }
+        n
+    }
+
+    /// Passes a packet to the engine if it is a plain message, as nearly all are; `None`: [`Live::receive`] is for it.
+    #[inline(always)]
+    fn receive_plain(&mut self, buf: &[u8], len: u32, src_qpn: Qpn, is_ours: bool) -> Option<(EpId, u8)> {
+        let Some((grh, packet)) = buf.get(..len as usize).and_then(<[u8]>::split_first_chunk) else { return rare() };
+        if !is_ours && !self.gids.is_same(grh) {
+            return rare();
+        }
+        let mut home = Home { small: &mut self.small, large: &mut self.large, tx: &self.tx };
+        self.engine.handle_plain(self.now, src_qpn.get(), packet, &mut home)
+    }
+
+    /// Passes a completed receive to the engine, whatever it is.
+    #[inline(never)]
     fn receive(&mut self, core: &Core<D>, wc: RecvWc) {
         let RecvWc { buf, byte_len, src_qpn, grh, status, .. } = wc;
         if status != WcStatus::Success {
@@ -175,7 +216,7 @@ impl<D: Device> Live<D> {
             self.rx.put(buf);
             return;
         };
-        if grh && core.config.eth_dgid_check && !self.is_for_us(&buf) {
+        if grh && core.config.eth_dgid_check && !buf.first_chunk().is_some_and(|grh| self.gids.is_ours(grh)) {
             // Perhaps the address is new here.
             self.look_for_events = true;
             self.counters.rx_dgid += 1;
@@ -242,21 +283,6 @@ impl<D: Device> Live<D> {
         }
     }
 
-    /// The destination in the GRH area is an address of ours. Foreign packets arrive by flooding and multicast.
-    #[inline]
-    fn is_for_us(&self, buf: &[u8]) -> bool {
-        let Some(grh) = buf.first_chunk::<GRH_LEN>() else { return false };
-        let mut dgid = [0u8; 16];
-        if grh[0] >> 4 == 6 {
-            dgid.copy_from_slice(&grh[24..]);
-        } else {
-            // An IPv4-mapped address.
-            dgid[10..12].fill(0xff);
-            dgid[12..].copy_from_slice(&grh[36..]);
-        }
-        self.gids.contains(&Gid(dgid))
-    }
-
     fn creq(&mut self, core: &Core<D>, packet: &[u8], info: CreqInfo) {
         let parsed = DeviceAddr::parse(packet.get(info.dev_addr.clone()).unwrap_or(&[]));
         let addr = match parsed {
@@ -287,20 +313,29 @@ impl<D: Device> Live<D> {
         }
     }
 
-    /// Posts receives until the queue has what it should have.
-    #[inline]
+    /// Posts receives if enough of them are missing for it to be worth while.
+    #[inline(always)]
     pub(crate) fn refill(&mut self, core: &Core<D>) {
-        core.returns.drain_into(self.rx.free_mut());
         let missing = self.rx_target.saturating_sub(self.rx_posted);
-        let batch = (core.iface_config.rx_max_batch as usize).min(self.rx_target / 4).max(1);
-        // A queue pair in ERROR would flush them at once, round after round.
-        let works = self.failed.is_none() && self.recovering.is_none();
-        if works && (missing >= batch || self.rx_posted == 0) {
+        if missing >= self.rx_batch || self.rx_posted == 0 {
+            cold_path();
             self.post_receives(core, missing);
         }
     }
 
+    /// How many receives should be posted. They are posted some at a time.
+    pub(crate) fn set_rx_target(&mut self, core: &Core<D>, target: usize) {
+        self.rx_target = target;
+        self.rx_batch = (core.iface_config.rx_max_batch as usize).min(target / 4).max(1);
+    }
+
+    #[inline(never)]
     fn post_receives(&mut self, core: &Core<D>, missing: usize) {
+        core.returns.drain_into(self.rx.free_mut());
+        // A queue pair in ERROR would flush them at once, round after round.
+        if missing == 0 || self.failed.is_some() || self.recovering.is_some() {
+            return;
+        }
         if self.rx.free_count() < missing
             && let Err(e) = self.rx.want(&core.md, missing, missing - self.rx.free_count())
         {
@@ -568,8 +603,53 @@ impl<D: Device> Live<D> {
         }
     }
 
-    /// [`Live::send`] for a message that is all in its buffer, and has no completion: the hot path.
+    /// The short way of a short message: everything as it nearly always is, found out by looking only, and the packet on its
+    /// way. `fill` writes the `len` bytes behind the NETH. False: something is not as usual, nothing was done, and the long
+    /// way ([`Live::send_copy`]) finds out what it is.
     #[inline(always)]
+    pub(crate) fn send_plain(
+        &mut self,
+        core: &Core<D>,
+        (ep, am_id, len): (EpId, u8, usize),
+        fill: impl FnOnce(&mut [u8]),
+    ) -> bool {
+        if self.failed.is_some() || !self.tx.has_credit() || NETH_LEN + len > SMALL_LEN || !self.pending.is_unused() {
+            cold_path();
+            return false;
+        }
+        self.touch_clock(core);
+        let Live { engine, qp, tx, small, now, .. } = self;
+        let begun = engine.send_plain(*now, ep, (am_id, len), tx.next_serial(), |link, neth, op| {
+            let Some(packet) = small.peek().and_then(|b| b.get_mut(..NETH_LEN + len)) else { return false };
+            if link.ah.is_poisoned() {
+                return false;
+            }
+            packet[..NETH_LEN].copy_from_slice(&neth);
+            fill(&mut packet[NETH_LEN..]);
+            let buf = small.pop();
+            *op = Some(Op::Packet { ep, buf, len: (NETH_LEN + len) as u32, iov: None, comp: None });
+            true
+        });
+        let Some((link, Op::Packet { buf: Some(buf), .. })) = begun else {
+            cold_path();
+            return false;
+        };
+        let Some(bytes) = buf.get(..NETH_LEN + len) else { return false };
+        if let Err(e) = tx.send(qp, link, bytes, buf.lkey(), core.worker.may_batch()) {
+            // Lost, but so is the interface, and with it the endpoint.
+            self.fail_posting(core, &e);
+            return false;
+        }
+        true
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn fail_posting(&mut self, core: &Core<D>, e: &VerbsError) {
+        self.fail(core, format!("posting a send failed: {e}"), e.errno);
+    }
+
+    /// [`Live::send`] for a message that is all in its buffer, and has no completion.
     pub(crate) fn send_copy(
         &mut self,
         core: &Core<D>,
@@ -580,8 +660,7 @@ impl<D: Device> Live<D> {
         let Some(link) = self.engine.link_of(&begun).filter(|l| !l.ah.is_poisoned()) else {
             return self.poisoned(core, ep, buf);
         };
-        let sge = Sge { bytes: &buf[..len], lkey: buf.lkey() };
-        match self.tx.send(&mut self.qp, link, sge, core.worker.may_batch()) {
+        match self.tx.send(&mut self.qp, link, &buf[..len], buf.lkey(), core.worker.may_batch()) {
             Ok(serial) => {
                 let op = Op::Packet { ep, buf: Some(buf), len: len as u32, iov: None, comp: None };
                 self.engine.commit_send(self.now, begun, serial, op);
@@ -602,7 +681,7 @@ impl<D: Device> Live<D> {
     #[cold]
     fn post_failed(&mut self, core: &Core<D>, buf: Buf, e: &VerbsError) -> SendResult<()> {
         self.put_send_buf(buf);
-        self.fail(core, format!("posting a send failed: {e}"), e.errno);
+        self.fail_posting(core, e);
         Err(self.failed.clone().map_or(SendError::NoResource, SendError::Failed))
     }
 
@@ -615,6 +694,7 @@ impl<D: Device> Live<D> {
     }
 
     /// True if something waits for the user's `progress`.
+    #[inline]
     pub(crate) fn has_user_work(&self) -> bool {
         !self.ready.is_empty() || !self.later.is_empty() || self.pending.line_len() > 0
     }
@@ -643,20 +723,11 @@ impl<D: Device> Live<D> {
     // --- events of the engine
 
     /// Finishes what the engine says is acknowledged.
-    #[inline]
+    #[inline(never)]
     fn settle_done(&mut self, core: &Core<D>) {
         while self.engine.has_done() {
             // Messages without a completion, which are nearly all, are finished where they lie.
-            let (small, large, released) = (&mut self.small, &mut self.large, self.tx.released());
-            self.engine.settle_done(|op, serial| {
-                if serial > released {
-                    return false;
-                }
-                let Some(buf) = op.take_plain() else { return false };
-                let pool = if buf.len() == SMALL_LEN { &mut *small } else { &mut *large };
-                pool.put(buf);
-                true
-            });
+            self.engine.settle_done(Home { small: &mut self.small, large: &mut self.large, tx: &self.tx });
             if !self.engine.has_done() {
                 break;
             }
@@ -877,7 +948,7 @@ impl<D: Device> Live<D> {
     /// The GIDs that count as ours, from the table as it was last read.
     fn refresh_gids(&mut self, core: &Core<D>) {
         if let Some(gids) = core.md.ah_cache().gids(core.port.port) {
-            self.gids = gids.into_iter().map(|g| g.gid).collect();
+            self.gids = OwnGids::new(gids.into_iter().map(|g| g.gid).collect());
             let own = core.port.gid.gid;
             let lost = !self.gids.contains(&own);
             if lost != std::mem::replace(&mut self.gid_lost, lost) {
@@ -955,6 +1026,41 @@ impl<D: Device> Live<D> {
     }
 }
 
+/// Where the buffers of acknowledged messages go.
+struct Home<'a, D: Device> {
+    small: &'a mut Pool,
+    large: &'a mut Pool,
+    tx: &'a Tx<D>,
+}
+
+impl<D: Device> Home<'_, D> {
+    #[inline(never)]
+    fn put_large(&mut self, buf: Buf) {
+        self.large.put(buf);
+    }
+}
+
+impl<D: Device> Settle<Op> for Home<'_, D> {
+    /// Finishes a message that has no completion, if the device does not read its buffer any more.
+    #[inline(always)]
+    fn settle(&mut self, op: &mut Op, serial: u64) -> bool {
+        if serial <= self.tx.released()
+            && let Some(buf) = op.take_plain()
+        {
+            if buf.len() == SMALL_LEN {
+                self.small.put(buf);
+            } else {
+                cold_path();
+                self.put_large(buf);
+            }
+            true
+        } else {
+            cold_path();
+            false
+        }
+    }
+}
+
 /// Payload bytes of a resent operation, behind its NETH.
 fn op_len(op: &Op) -> usize {
     match op {
@@ -964,11 +1070,7 @@ fn op_len(op: &Op) -> usize {
 }
 
 /// Copies what a zero-copy packet still needs into a buffer of ours; gives back the regions and the header's buffer.
-fn copy_user_data<D: Device>(
-    core: &Core<D>,
-    large: &mut crate::pools::Pool,
-    op: &mut Op,
-) -> Option<(Box<[MemSlice]>, Buf)> {
+fn copy_user_data<D: Device>(core: &Core<D>, large: &mut Pool, op: &mut Op) -> Option<(Box<[MemSlice]>, Buf)> {
     let extra = op.iov_len();
     let Op::Packet { buf, len, iov, .. } = op else { return None };
     iov.as_ref()?;

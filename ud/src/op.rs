@@ -27,8 +27,8 @@ impl Op {
         }
     }
 
-    /// Takes the buffer out of a message that has nothing else.
-    #[inline]
+    /// Takes the buffer out of a message that has nothing else: then nothing is left to be dropped.
+    #[inline(always)]
     pub(crate) fn take_plain(&mut self) -> Option<Buf> {
         match self {
             Op::Packet { buf, iov: None, comp: None, .. } => buf.take(),

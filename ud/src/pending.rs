@@ -33,6 +33,12 @@ impl PendingQueues {
         !self.queues.is_empty() && self.queues.get(&ep).is_some_and(|q| !q.running && !q.requests.is_empty())
     }
 
+    /// True if no endpoint has requests.
+    #[inline]
+    pub(crate) fn is_unused(&self) -> bool {
+        self.queues.is_empty()
+    }
+
     /// True if `ep` has requests, the one being called included.
     pub(crate) fn has(&self, ep: EpId) -> bool {
         self.queues.get(&ep).is_some_and(|q| q.running || !q.requests.is_empty())

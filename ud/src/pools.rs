@@ -77,6 +77,19 @@ impl Pool {
         Ok(self.free.pop())
     }
 
+    /// The buffer that [`Pool::pop`] will take, if there are plenty; else [`Pool::take`] knows what to do. Until then it is
+    /// the pool's, so that nothing need be given back.
+    #[inline]
+    pub(crate) fn peek(&mut self) -> Option<&mut Buf> {
+        if self.free.len() <= self.low { None } else { self.free.last_mut() }
+    }
+
+    /// Takes the buffer that [`Pool::peek`] has shown.
+    #[inline]
+    pub(crate) fn pop(&mut self) -> Option<Buf> {
+        self.free.pop()
+    }
+
     /// Sees to it that `enough` buffers are free, now or soon, by `count` more if they are not.
     ///
     /// # Errors
@@ -133,6 +146,7 @@ impl Pool {
         self.free.extend(bufs);
     }
 
+    #[inline]
     pub(crate) fn put(&mut self, buf: Buf) {
         self.free.push(buf);
     }

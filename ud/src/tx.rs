@@ -128,7 +128,20 @@ impl<D: Device> Tx<D> {
         sges: &[Sge<'_>],
         flags: PostFlags,
     ) -> Result<u64, VerbsError> {
-        self.post_by(link, sges, flags, |wr| qp.post_send(wr))?;
+        let serial = self.posted + 1;
+        let signaled = flags.signaled || self.is_signal_due(serial);
+        let inline = sges.iter().map(|s| s.bytes.len()).sum::<usize>() <= self.caps.inline_len as usize;
+        qp.post_send(&SendWr {
+            serial,
+            ah: link.ah.ah(),
+            remote_qpn: link.qpn,
+            remote_qkey: QKey::UCX,
+            sges,
+            inline,
+            signaled,
+            solicited: flags.solicited,
+        })?;
+        self.note_posted(serial, signaled, inline);
         self.held += 1;
         Ok(self.posted)
     }
@@ -139,42 +152,52 @@ impl<D: Device> Tx<D> {
         &mut self,
         qp: &mut D::UdQp,
         link: &Link<D>,
-        sge: Sge<'_>,
+        bytes: &[u8],
+        lkey: u32,
         may_batch: bool,
     ) -> Result<u64, VerbsError> {
         if self.held > 0 || (may_batch && self.rung && self.caps.send_batch > 1) {
-            let serial = self.post(qp, link, &[sge], PostFlags::default())?;
-            self.doorbell(qp, may_batch);
-            return Ok(serial);
+            return self.send_batched(qp, link, (bytes, lkey), may_batch);
         }
-        self.post_by(link, &[sge], PostFlags::default(), |wr| qp.post_send_now(wr))?;
+        let serial = self.posted + 1;
+        let (signaled, inline) = (self.is_signal_due(serial), bytes.len() <= self.caps.inline_len as usize);
+        qp.post_send_now(&SendWr {
+            serial,
+            ah: link.ah.ah(),
+            remote_qpn: link.qpn,
+            remote_qkey: QKey::UCX,
+            sges: &[Sge { bytes, lkey }],
+            inline,
+            signaled,
+            solicited: false,
+        })?;
+        self.note_posted(serial, signaled, inline);
         self.rung = true;
         self.rings += 1;
         Ok(self.posted)
     }
 
-    #[inline(always)]
-    fn post_by(
+    #[inline(never)]
+    fn send_batched(
         &mut self,
+        qp: &mut D::UdQp,
         link: &Link<D>,
-        sges: &[Sge<'_>],
-        flags: PostFlags,
-        post: impl FnOnce(&SendWr<'_, D::Ah>) -> Result<(), VerbsError>,
-    ) -> Result<(), VerbsError> {
-        let serial = self.posted + 1;
-        // One unsignaled run at most is outstanding, so that every credit comes back.
-        let signaled = flags.signaled || serial - self.signaled >= SIGNAL_EVERY;
-        let inline = sges.iter().map(|s| s.bytes.len()).sum::<usize>() <= self.caps.inline_len as usize;
-        post(&SendWr {
-            serial,
-            ah: link.ah.ah(),
-            remote_qpn: link.qpn,
-            remote_qkey: QKey::UCX,
-            sges,
-            inline,
-            signaled,
-            solicited: flags.solicited,
-        })?;
+        (bytes, lkey): (&[u8], u32),
+        may_batch: bool,
+    ) -> Result<u64, VerbsError> {
+        let serial = self.post(qp, link, &[Sge { bytes, lkey }], PostFlags::default())?;
+        self.doorbell(qp, may_batch);
+        Ok(serial)
+    }
+
+    /// One unsignaled run at most is outstanding, so that every credit comes back.
+    #[inline]
+    fn is_signal_due(&self, serial: u64) -> bool {
+        serial - self.signaled >= SIGNAL_EVERY
+    }
+
+    #[inline]
+    fn note_posted(&mut self, serial: u64, signaled: bool, inline: bool) {
         self.posted = serial;
         if signaled {
             self.signaled = serial;
@@ -182,7 +205,6 @@ impl<D: Device> Tx<D> {
         if !(inline || self.caps.copies_sends) {
             self.read = serial;
         }
-        Ok(())
     }
 
     /// After a send of the user's: rings at once, or leaves the send for a later ring if the device gains by it and one

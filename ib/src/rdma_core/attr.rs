@@ -100,9 +100,15 @@ pub(super) fn access(access: Access) -> i32 {
 }
 
 /// The status of a completion.
+#[inline]
 pub(super) fn status(status: u32) -> WcStatus {
+    if status == ibv_wc_status::IBV_WC_SUCCESS { WcStatus::Success } else { failure(status) }
+}
+
+#[cold]
+#[inline(never)]
+fn failure(status: u32) -> WcStatus {
     match status {
-        ibv_wc_status::IBV_WC_SUCCESS => WcStatus::Success,
         ibv_wc_status::IBV_WC_LOC_LEN_ERR => WcStatus::LocalLength,
         ibv_wc_status::IBV_WC_LOC_QP_OP_ERR => WcStatus::LocalQpOp,
         ibv_wc_status::IBV_WC_LOC_PROT_ERR => WcStatus::LocalProtection,

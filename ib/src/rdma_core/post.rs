@@ -183,7 +183,7 @@ fn flags(wr: &SendWr<'_, RdmaAh>) -> u32 {
 }
 
 /// Posts a send of one element, and rings, without staging it. What an inline one names is copied by the provider.
-#[inline]
+#[inline(always)]
 pub(super) fn post_one(ex: NonNull<ibv_qp_ex>, wr: &SendWr<'_, RdmaAh>) -> VerbsResult<()> {
     let Some(sge) = wr.sges.first() else { return Err(EINVAL) };
     let addr = sge.bytes.as_ptr().expose_provenance();

@@ -3,7 +3,7 @@
 
 use std::{collections::VecDeque, os::fd::RawFd, ptr, sync::Arc};
 
-use rdma_sys::{ibv_recv_wr, ibv_sge, ibv_wc, ibv_wc_flags};
+use rdma_sys::{ibv_recv_wr, ibv_sge, ibv_wc, ibv_wc_flags, ibv_wc_status};
 use tracing::{debug, warn};
 use uct::mem::Buf;
 
@@ -38,6 +38,9 @@ pub struct RdmaQp {
     /// Completions that were taken from the device before somebody asked for them.
     ready: Ready,
     wcs: Box<[ibv_wc]>,
+    /// How many of `wcs` [`UdQp::start_recv`] has found, and how many of these were taken.
+    polled: usize,
+    taken: usize,
     recv_wrs: RecvChain,
     init: QpInit,
     caps: QpCaps,
@@ -54,7 +57,7 @@ struct Ready {
     send: VecDeque<SendWc>,
 }
 
-/// Room for a chain of receive work requests.
+/// Room for a chain of receive work requests, each of which leads to the next and to its element.
 struct RecvChain {
     wrs: Box<[ibv_recv_wr]>,
     sges: Box<[ibv_sge]>,
@@ -99,6 +102,8 @@ impl RdmaQp {
             recvs: RecvSlab::new(init.recv_depth),
             ready: Ready::default(),
             wcs: (0..CHUNK).map(|_| ibv_wc::zero()).collect(),
+            polled: 0,
+            taken: 0,
             recv_wrs: RecvChain::new(),
             init,
             caps,
@@ -136,7 +141,7 @@ impl RdmaQp {
     }
 
     /// What can be known to be wrong before the provider sees it.
-    #[inline]
+    #[inline(always)]
     fn check_send(&self, wr: &SendWr<'_, RdmaAh>) -> VerbsResult<()> {
         if self.posted - self.done >= u64::from(self.init.send_depth) {
             return Err(VerbsError::new("post_send", libc::ENOMEM));
@@ -146,6 +151,14 @@ impl RdmaQp {
         if too_long || !wr.ah.0.is_of(self.dev.pd()) {
             return Err(VerbsError::new("post_send", libc::EINVAL));
         }
+        Ok(())
+    }
+
+    /// With what was staged before it, and several elements, if need be.
+    #[inline(never)]
+    fn post_staged(&mut self, wr: &SendWr<'_, RdmaAh>) -> VerbsResult<()> {
+        self.post_send(wr)?;
+        self.flush();
         Ok(())
     }
 
@@ -184,45 +197,71 @@ impl RdmaQp {
         n
     }
 
+    /// Appends at most `max` completions of the device, and no more than [`CHUNK`]; answers how many.
     #[inline]
     fn poll_recv_cq(&mut self, out: &mut Vec<RecvWc>, max: usize) -> usize {
-        let (mut n, mut failed) = (0, false);
+        let got = match poll_cq(&self.qp.recv_cq, &mut self.wcs[..max.min(CHUNK)]) {
+            Ok(got) => got,
+            Err(e) => {
+                self.fail(&e);
+                return 0;
+            }
+        };
+        let before = out.len();
+        for i in 0..got {
+            out.extend(self.take_recv(i));
+        }
+        out.len() - before
+    }
+
+    /// The receive that was completed by `wcs[i]`.
+    #[inline(always)]
+    fn take_recv(&mut self, i: usize) -> Option<RecvWc> {
+        let wc = self.wcs.get(i)?;
+        let Some(buf) = self.recvs.take(wc.wr_id) else {
+            unknown_receive(&self.dev);
+            return None;
+        };
+        let (byte_len, src_qpn) = (wc.byte_len, Qpn::truncate(wc.src_qp));
+        let grh = wc.wc_flags & ibv_wc_flags::IBV_WC_GRH.0 != 0;
+        let mut status = WcStatus::Success;
+        if wc.status != ibv_wc_status::IBV_WC_SUCCESS {
+            status = attr::status(wc.status);
+            self.receive_failed();
+        }
+        // Whether the sender asked to wake us a work completion does not tell.
+        Some(RecvWc { buf, byte_len, src_qpn, grh, solicited: false, status })
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn receive_failed(&mut self) {
+        if !self.failed {
+            self.check_state();
+        }
+    }
+
+    /// Appends at most `max` completions: first those that were taken from the device before somebody asked.
+    #[inline(never)]
+    fn poll_recv_many(&mut self, out: &mut Vec<RecvWc>, max: usize) -> usize {
+        let mut n = max.min(self.ready.recv.len());
+        out.extend(self.ready.recv.drain(..n));
         while n < max {
             let want = (max - n).min(CHUNK);
-            let got = match poll_cq(&self.qp.recv_cq, &mut self.wcs[..want]) {
-                Ok(got) => got,
-                Err(e) => {
-                    self.fail(&e);
-                    break;
-                }
-            };
-            for wc in &self.wcs[..got] {
-                let Some(buf) = self.recvs.take(wc.wr_id) else {
-                    debug!("{}: a completion of an unknown receive", self.dev.name());
-                    continue;
-                };
-                let status = attr::status(wc.status);
-                failed |= status != WcStatus::Success;
-                out.push(RecvWc {
-                    byte_len: wc.byte_len.min(buf.len() as u32),
-                    buf,
-                    src_qpn: Qpn::truncate(wc.src_qp),
-                    grh: wc.wc_flags & ibv_wc_flags::IBV_WC_GRH.0 != 0,
-                    // A work completion does not tell.
-                    solicited: false,
-                    status,
-                });
-                n += 1;
-            }
+            let got = self.poll_recv_cq(out, want);
+            n += got;
             if got < want {
                 break;
             }
         }
-        if failed && !self.failed {
-            self.check_state();
-        }
         n
     }
+}
+
+#[cold]
+#[inline(never)]
+fn unknown_receive(dev: &RdmaDevice) {
+    debug!("{}: a completion of an unknown receive", dev.name());
 }
 
 /// Takes completions from a queue.
@@ -238,12 +277,18 @@ fn poll_cq(cq: &Cq, wcs: &mut [ibv_wc]) -> VerbsResult<usize> {
 
 impl RecvChain {
     fn new() -> Self {
-        RecvChain {
-            wrs: (0..CHUNK)
-                .map(|_| ibv_recv_wr { wr_id: 0, next: ptr::null_mut(), sg_list: ptr::null_mut(), num_sge: 1 })
-                .collect(),
-            sges: vec![ibv_sge { addr: 0, length: 0, lkey: 0 }; CHUNK].into(),
+        let mut sges: Box<[ibv_sge]> = vec![ibv_sge { addr: 0, length: 0, lkey: 0 }; CHUNK].into();
+        let mut wrs: Box<[ibv_recv_wr]> = (0..CHUNK)
+            .map(|_| ibv_recv_wr { wr_id: 0, next: ptr::null_mut(), sg_list: ptr::null_mut(), num_sge: 1 })
+            .collect();
+        let first_sge = sges.as_mut_ptr();
+        // Exposed addresses, as in `SendStage::flush_plain`.
+        let first = wrs.as_mut_ptr().expose_provenance();
+        for (i, wr) in wrs.iter_mut().enumerate() {
+            wr.next = ptr::with_exposed_provenance_mut(first + (i + 1) * size_of::<ibv_recv_wr>());
+            wr.sg_list = first_sge.wrapping_add(i);
         }
+        RecvChain { wrs, sges }
     }
 
     #[inline]
@@ -254,20 +299,16 @@ impl RecvChain {
 
     /// Posts the first `n`. An error says also how many were posted.
     fn post(&mut self, qp: &Qp, n: usize) -> Result<(), (usize, VerbsError)> {
-        let sges = self.sges.as_mut_ptr();
-        // As in `SendStage::flush_plain`.
-        let first = self.wrs.as_mut_ptr().expose_provenance();
-        for (i, wr) in self.wrs[..n].iter_mut().enumerate() {
-            let next = first + (i + 1) * size_of::<ibv_recv_wr>();
-            wr.next = if i + 1 < n { ptr::with_exposed_provenance_mut(next) } else { ptr::null_mut() };
-            wr.sg_list = sges.wrapping_add(i);
-        }
+        let Some(last) = n.checked_sub(1) else { return Ok(()) };
+        let next = std::mem::replace(&mut self.wrs[last].next, ptr::null_mut());
+        let first = self.wrs.as_mut_ptr();
         let mut bad: *mut ibv_recv_wr = ptr::null_mut();
         // SAFETY: a live queue pair, and a chain of work requests whose buffers the slab owns from now until they
         // complete or the queue pair is reset or destroyed.
-        let rc = unsafe { rdma_sys::ibv_post_recv(qp.ptr().as_ptr(), self.wrs.as_mut_ptr(), &raw mut bad) };
+        let rc = unsafe { rdma_sys::ibv_post_recv(qp.ptr().as_ptr(), first, &raw mut bad) };
+        self.wrs[last].next = next;
         check("post_recv", rc).map_err(|e| {
-            let posted = bad.addr().checked_sub(first).map_or(0, |bytes| bytes / size_of::<ibv_recv_wr>());
+            let posted = bad.addr().checked_sub(first.addr()).map_or(0, |bytes| bytes / size_of::<ibv_recv_wr>());
             (posted.min(n), e)
         })
     }
@@ -324,7 +365,7 @@ impl UdQp for RdmaQp {
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     fn post_send_now(&mut self, wr: &SendWr<'_, RdmaAh>) -> VerbsResult<()> {
         match self.qp.ex() {
             Some(ex) if self.stage.is_empty() && wr.sges.len() == 1 => {
@@ -335,11 +376,11 @@ impl UdQp for RdmaQp {
                 }
                 Ok(())
             }
-            _ => {
-                self.post_send(wr)?;
-                self.flush();
-                Ok(())
-            }
+            // Made anew, so that the one above need not be in memory.
+            _ => match *wr.sges {
+                [one] => self.post_staged(&SendWr { sges: &[one], ..*wr }),
+                _ => self.post_staged(wr),
+            },
         }
     }
 
@@ -350,14 +391,13 @@ impl UdQp for RdmaQp {
 
     fn post_recv(&mut self, bufs: &mut Vec<Buf>) -> VerbsResult<()> {
         loop {
-            let (mut n, mut short) = (0, false);
+            let (mut n, mut stopped) = (0, None);
             while n < CHUNK
-                && !self.recvs.is_full()
                 && let Some(buf) = bufs.pop()
             {
                 if buf.len() <= GRH_LEN {
                     bufs.push(buf);
-                    short = true;
+                    stopped = Some(Err(VerbsError::new("post_recv", libc::EINVAL)));
                     break;
                 }
                 let length = u32::try_from(buf.len()).unwrap_or(u32::MAX);
@@ -366,23 +406,21 @@ impl UdQp for RdmaQp {
                     Ok(id) => self.recv_wrs.set(n, id, sge),
                     Err(buf) => {
                         bufs.push(buf);
+                        stopped = Some(Ok(()));
                         break;
                     }
                 }
                 n += 1;
             }
-            if n > 0
-                && let Err((posted, e)) = self.recv_wrs.post(&self.qp, n)
-            {
+            if let Err((posted, e)) = self.recv_wrs.post(&self.qp, n) {
                 let ids = self.recv_wrs.wrs[posted..n].iter().rev();
                 bufs.extend(ids.filter_map(|wr| self.recvs.take(wr.wr_id)));
                 return Err(e);
             }
-            if short {
-                return Err(VerbsError::new("post_recv", libc::EINVAL));
-            }
-            if n < CHUNK {
-                return Ok(());
+            match stopped {
+                Some(end) => return end,
+                None if n < CHUNK => return Ok(()),
+                None => {}
             }
         }
     }
@@ -397,12 +435,39 @@ impl UdQp for RdmaQp {
     }
 
     fn poll_recv(&mut self, out: &mut Vec<RecvWc>, max: usize) -> usize {
-        if self.ready.recv.is_empty() {
+        if max <= CHUNK && self.ready.recv.is_empty() {
             return self.poll_recv_cq(out, max);
         }
-        let n = max.min(self.ready.recv.len());
-        out.extend(self.ready.recv.drain(..n));
-        n + self.poll_recv_cq(out, max - n)
+        self.poll_recv_many(out, max)
+    }
+
+    fn start_recv(&mut self, room: &mut Vec<RecvWc>, max: usize) -> usize {
+        if !self.ready.recv.is_empty() {
+            let n = self.poll_recv_many(room, max);
+            room.reverse();
+            return n;
+        }
+        self.taken = 0;
+        self.polled = match poll_cq(&self.qp.recv_cq, &mut self.wcs[..max.min(CHUNK)]) {
+            Ok(got) => got,
+            Err(e) => {
+                self.fail(&e);
+                0
+            }
+        };
+        self.polled
+    }
+
+    #[inline(always)]
+    fn next_recv(&mut self, room: &mut Vec<RecvWc>) -> Option<RecvWc> {
+        while self.taken < self.polled {
+            let i = self.taken;
+            self.taken += 1;
+            if let Some(wc) = self.take_recv(i) {
+                return Some(wc);
+            }
+        }
+        room.pop()
     }
 
     fn arm(&mut self, what: ArmFor) -> VerbsResult<ArmResult> {

@@ -202,12 +202,15 @@ fn a_posted_buffer_comes_out_once() {
     assert_eq!(slab.insert(buf(3)).unwrap_err()[0], 3, "given back");
     assert_eq!(slab.take(b).unwrap()[0], 2);
     assert!(slab.take(b).is_none());
-    assert_eq!(slab.len(), 1);
-    // Its place is used again.
-    let c = slab.insert(buf(4)).unwrap();
-    assert_eq!(slab.take(c).unwrap()[0], 4);
+    assert_eq!((slab.len(), slab.is_full()), (1, false));
+    // The next place is the one of `a`. No queue pair completes its receives in such an order; if one did, it would wait.
+    assert_eq!(slab.insert(buf(4)).unwrap_err()[0], 4, "given back");
     assert_eq!(slab.take(a).unwrap()[0], 1);
-    assert!(slab.take(7).is_none(), "no such place");
+    let c = slab.insert(buf(5)).unwrap();
+    assert!(c != a && c != b, "no number is used twice");
+    assert!(slab.take(a).is_none(), "the place of `c` now");
+    assert_eq!(slab.take(c).unwrap()[0], 5);
+    assert!(slab.take(7).is_none(), "no such number yet");
 }
 
 #[test]

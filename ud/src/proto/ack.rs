@@ -5,9 +5,9 @@ use std::{hash::Hash, time::Duration};
 use uct::Time;
 
 use super::{
-    engine::Engine,
-    ep::{Ep, EpId, Is, Owed},
-    packet::{PacketKind, Packets},
+    engine::{Engine, rare},
+    ep::{Ep, EpId, Is},
+    packet::{Later, PacketKind, Packets, Settle},
     psn::Psn,
     slab::NIL,
     wire::Xack,
@@ -26,7 +26,6 @@ pub(super) enum AckNews {
 
 impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     /// Takes the ack number of any packet.
-    #[inline]
     pub(super) fn on_ack_psn(&mut self, now: Time, slot: u32, ack: Psn) -> AckNews {
         let e = &self.eps[slot];
         if ack == e.acked {
@@ -36,46 +35,79 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
             self.new_ack(now, slot, ack);
             return AckNews::New;
         }
-        if ack.is_before(e.acked) {
+        self.count_odd_ack(slot, ack);
+        AckNews::Ignored
+    }
+
+    #[cold]
+    fn count_odd_ack(&mut self, slot: u32, ack: Psn) {
+        if ack.is_before(self.eps[slot].acked) {
             self.stats.acks_old += 1;
         } else {
             // Of an earlier life of the peer's endpoint, or made up.
             self.stats.acks_beyond += 1;
         }
-        AckNews::Ignored
     }
 
     /// Everything up to `ack` has arrived. Never frees the endpoint.
-    #[inline]
     pub(super) fn new_ack(&mut self, now: Time, slot: u32, ack: Psn) {
         self.stats.acks_new += 1;
         let e = &mut self.eps[slot];
-        e.acked = ack;
-        e.cwnd = (e.cwnd + 1).min(self.cfg.max_window);
-        e.max_psn = ack.add(e.cwnd);
-        if e.is.contains(Is::LOSS_EPISODE) && e.recover.is_upto(ack) {
-            e.is.remove(Is::LOSS_EPISODE);
-        }
-        e.stalls = 0;
-        e.tick = self.tick0;
-        e.send_time = self.clock.run(now);
-        e.resends = 0;
+        e.take_ack(ack, self.cfg.max_window, self.tick0, self.clock.run(now));
         let released = Released::of(e, &mut self.pkts, self.tx_done);
         if let Some(sent) = released.sent {
             e.note_round_trip(now.nanos_since(sent));
         }
-        let resends = e.resend_cur != NIL || e.owed.contains(Owed::RESEND);
-        e.tick_at = if e.in_flight() == 0 { Time::MAX } else { now.add_nanos(e.first_interval(self.tick0)) };
-        self.limits.rearm(&self.clock, &mut self.timers, slot, e);
-        let waits = e.is.contains(Is::WANT_WRITABLE);
+        if e.is_lingering() {
+            e.tick_at = if e.in_flight() == 0 { Time::MAX } else { now.add_nanos(e.first_interval(self.tick0)) };
+            self.limits.rearm(&self.clock, &mut self.timers, slot, e);
+        } else {
+            self.limits.restart(&mut self.timers, slot, e, now, self.tick0);
+        }
+        if e.is.contains(Is::LOSS_EPISODE) && e.recover.is_upto(ack) {
+            e.is.remove(Is::LOSS_EPISODE);
+        }
+        let resends = e.is_resending();
         let peer = e.peer;
         self.note_released(slot, peer, &released);
         if resends {
             self.continue_resend(slot);
         }
-        if waits {
-            self.wake_writer(slot);
+        self.wake_writer(slot);
+    }
+
+    /// [`Engine::new_ack`] for what most are that come with messages: of the oldest packet in flight and no other, a message
+    /// that was sent once and did not ask for it, on an endpoint that neither lingers nor repairs a loss. The message is
+    /// settled by `with`. `None`: it is another ack, and nothing was done.
+    #[inline(always)]
+    pub(super) fn new_ack_of_one(&mut self, now: Time, slot: u32, ack: Psn, with: &mut impl Settle<T>) -> Option<()> {
+        let run = self.clock.run(now);
+        let Some(e) = self.eps.get_mut(slot) else { return rare() };
+        let Some(k) = self.pkts.get(e.head) else { return rare() };
+        let Some(peer) = self.peers.get_mut(e.peer) else { return rare() };
+        let is_one = ack == e.acked.next()
+            && k.psn == ack
+            && k.kind == PacketKind::Am
+            && k.resends == 0
+            && !k.ack_req
+            && !e.is.intersects(Is::LOSS_EPISODE | Is::WANT_WRITABLE)
+            && !e.is_resending()
+            && peer.waiting == 0;
+        // Two packets are never acknowledged at once: behind it a marker may wait for the same number.
+        let next = k.next;
+        if !is_one || self.pkts.get(next).is_some_and(|k| k.psn == ack) {
+            return rare();
         }
+        peer.in_flight -= u64::from(k.charge);
+        self.stats.acks_new += 1;
+        let i = std::mem::replace(&mut e.head, next);
+        if next == NIL {
+            e.tail = NIL;
+        }
+        e.take_ack(ack, self.cfg.max_window, self.tick0, run);
+        self.limits.restart(&mut self.timers, slot, e, now, self.tick0);
+        self.pkts.release(i, with);
+        Some(())
     }
 
     /// How long a resent packet is given to be acknowledged before news of the same gap resends it again.
@@ -93,7 +125,6 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     }
 
     /// What a release means to others: the peer has more room, or must wait.
-    #[inline]
     fn note_released(&mut self, slot: u32, peer: u32, released: &Released) {
         if released.any
             && let Some(p) = self.peers.get_mut(peer)
@@ -218,17 +249,16 @@ struct Released {
 impl Released {
     /// Moves the acknowledged entries from the endpoint's list to that of what is done, strictly in order, and stops at one
     /// whose resend is still in the send queue: the device may read its memory until then.
-    #[inline]
     fn of<T, L, R>(e: &mut Ep<L, R>, pkts: &mut Packets<T>, tx_done: u64) -> Released {
-        let (first, acked) = (e.head, e.acked);
-        let (mut at, mut last, mut count) = (first, NIL, 0);
+        let mut at = e.head;
         let mut released = Released { any: false, charge: 0, sent: None, is_blocked: false };
         while let Some(k) = pkts.get(at) {
-            if !k.psn.is_upto(acked) {
+            if !k.psn.is_upto(e.acked) {
                 break;
             }
             if k.is_resend_queued(tx_done) {
-                released.is_blocked = true;
+                // The newest acknowledged packet was sent more than once.
+                (released.sent, released.is_blocked) = (None, true);
                 break;
             }
             if k.kind != PacketKind::Marker {
@@ -237,22 +267,15 @@ impl Released {
             if e.resend_cur == at {
                 e.resend_cur = k.next;
             }
-            released.charge += u64::from(k.charge);
-            count += 1;
-            last = at;
-            at = k.next;
-        }
-        if count > 0 {
             released.any = true;
-            e.head = at;
-            if at == NIL {
-                e.tail = NIL;
-            }
-            pkts.release(first, last, count);
+            released.charge += u64::from(k.charge);
+            let next = k.next;
+            pkts.release(at, &mut Later);
+            at = next;
         }
-        if released.is_blocked {
-            // The newest acknowledged packet was sent more than once.
-            released.sent = None;
+        e.head = at;
+        if at == NIL {
+            e.tail = NIL;
         }
         released
     }

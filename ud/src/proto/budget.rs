@@ -54,6 +54,14 @@ impl Epochs {
     }
 }
 
+/// Whether a packet of this charge is so far from the end of the peer's budget that it may go, and need not ask for an ack on
+/// its account ([`Engine::budget_allows`], [`Engine::budget_asks`]). `share` is what the peer said, 0 if it said nothing.
+#[inline]
+pub(super) fn budget_is_far(share: u32, before: u64, charge: u32, max_packet: usize) -> bool {
+    let (share, after) = (u64::from(share), before + u64::from(charge));
+    share == 0 || after + u64::from(charge_of(max_packet)) <= share && !(before < share / 2 && after >= share / 2)
+}
+
 impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     /// The share of our budget that each sender has now; 0 if we state none.
     pub(super) fn share(&self) -> u32 {

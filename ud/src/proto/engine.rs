@@ -16,7 +16,7 @@ use super::{
     ep::{Ep, EpId, Is, Owed, Owner, State},
     event::{Begun, EpStateView, Event},
     held::Held,
-    packet::{Packet, PacketKind, Packets},
+    packet::{Packet, PacketKind, Packets, Settle},
     psn::Psn,
     slab::{NIL, Slab},
     stats::EngineStats,
@@ -250,12 +250,10 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         self.pkts.has_done()
     }
 
-    /// Shows the operations that ended well to `settle`, in their order and where they are, with the serial of their last
-    /// posting. Those for which it says true are finished with; at the first of the others it ends, and
+    /// Settles the operations that ended well, in their order. At the first that cannot be settled it ends, and
     /// [`Engine::poll_done`] gives that one.
-    #[inline]
-    pub fn settle_done(&mut self, settle: impl FnMut(&mut T, u64) -> bool) {
-        self.pkts.settle_done(settle);
+    pub fn settle_done(&mut self, with: impl Settle<T>) {
+        self.pkts.settle_done(with);
     }
 
     /// Whether [`Engine::poll_event`] or [`Engine::poll_transmit`] may have something.
@@ -271,9 +269,15 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         (self.eps.get(ep.slot)?.id == ep.id).then_some(ep.slot)
     }
 
+    /// Where the endpoint of this id is, if it is one of those that were looked up last; else any place, or none.
+    #[inline]
+    pub(super) fn recent_slot(&self, id: u32) -> u32 {
+        self.recent[id as usize % RECENT]
+    }
+
     #[inline]
     pub(super) fn find_wire(&mut self, id: u32) -> Option<u32> {
-        let guess = self.recent[id as usize % RECENT];
+        let guess = self.recent_slot(id);
         match self.eps.get(guess) {
             Some(ep) if ep.id == id => Some(guess),
             _ => self.look_up(id),
@@ -522,6 +526,13 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         };
         self.push_packet(slot, marker);
     }
+}
+
+/// `None`, where that is rarely so: the compiler lays the code out for the other case, which the short ways are for.
+#[inline(always)]
+pub(crate) fn rare<V>() -> Option<V> {
+    std::hint::cold_path();
+    None
 }
 
 /// Nanoseconds, held at the largest value.

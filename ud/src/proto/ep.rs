@@ -281,6 +281,18 @@ impl<L, R> Ep<L, R> {
         }
     }
 
+    /// A new number was acknowledged: the window moves and grows, the resend interval and the silence start anew.
+    #[inline]
+    pub(super) fn take_ack(&mut self, ack: Psn, max_window: u16, tick: u64, run: Time) {
+        self.acked = ack;
+        self.cwnd = (self.cwnd + 1).min(max_window);
+        self.max_psn = ack.add(self.cwnd);
+        self.stalls = 0;
+        self.tick = tick;
+        self.send_time = run;
+        self.resends = 0;
+    }
+
     /// Packets sent and not acknowledged.
     pub(super) fn in_flight(&self) -> u16 {
         self.psn.since(self.acked).wrapping_sub(1)
@@ -316,6 +328,12 @@ impl<L, R> Ep<L, R> {
         self.psn.add(reserved).is_before(self.max_psn)
     }
 
+    /// A round of resends is under way, or will be.
+    pub(super) fn is_resending(&self) -> bool {
+        self.resend_cur != NIL || self.owed.contains(Owed::RESEND)
+    }
+
+    #[inline]
     pub(super) fn is_lingering(&self) -> bool {
         matches!(self.owner, Owner::Lingering { .. })
     }

@@ -88,11 +88,13 @@ mod tests;
 pub use config::{EngineConfig, ExtCaps, Features, PeerCaps};
 pub use describe::{Describe, describe};
 pub use engine::Engine;
+pub(crate) use engine::rare;
 pub use ep::EpId;
 pub use event::{
     Begun, ConnectOutcome, CreqInfo, CreqOutcome, EpStateView, Event, FailDetail, FlushOutcome, Outstanding, Refused,
     RxMeta, RxVerdict, SendKind, Transmit, TransmitKind,
 };
+pub use packet::Settle;
 pub use stats::{DropReason, EngineStats};
 
 /// Bytes of an endpoint's record and of a packet's place in its send list.

@@ -1,9 +1,13 @@
 //! Sent packets that are not acknowledged yet: one slab for the whole engine, one list per endpoint.
 //!
-//! Memory follows the packets in flight, not the number of endpoints. What was acknowledged moves, as a piece of its list, to
-//! the list of what is done ([`Packets::release`]), and from there one by one to whoever asks.
+//! Memory follows the packets in flight, not the number of endpoints. What was acknowledged is shown to whoever handles the
+//! ack ([`Packets::release`]); what is not finished with that moves to the list of what is done, and from there one by one to
+//! whoever asks.
 
-use std::ops::{Index, IndexMut};
+use std::{
+    hint::cold_path,
+    ops::{Index, IndexMut},
+};
 
 use uct::Time;
 
@@ -51,8 +55,27 @@ pub(super) struct Packet<T> {
 
 impl<T> Packet<T> {
     /// A resend of it may still be in the send queue, where the device reads the payload.
+    #[inline]
     pub(super) fn is_resend_queued(&self, tx_done: u64) -> bool {
         self.resends > 0 && self.serial > tx_done
+    }
+}
+
+/// Finishes operations that ended well where they lie.
+///
+/// A trait, not a closure, because an implementation can say that it is to be inlined.
+pub trait Settle<T> {
+    /// Finishes `op`, whose last posting had this serial number: takes out of it whatever must be dropped, for what is left
+    /// is forgotten. False: it is not finished, and [`Engine::poll_done`](super::Engine::poll_done) will give it.
+    fn settle(&mut self, op: &mut T, serial: u64) -> bool;
+}
+
+/// Finishes nothing.
+pub(super) struct Later;
+
+impl<T> Settle<T> for Later {
+    fn settle(&mut self, _: &mut T, _: u64) -> bool {
+        false
     }
 }
 
@@ -85,24 +108,50 @@ impl<T> Packets<T> {
         self.done_len
     }
 
+    /// A free place, made if there is none, for who writes an entry where it stays and then calls [`Packets::occupy`].
     #[inline]
-    pub(super) fn insert(&mut self, packet: Packet<T>) -> u32 {
-        self.len += 1;
-        let i = self.free;
-        match self.places.get_mut(i as usize) {
-            Some(place) => {
-                self.free = place.next;
-                *place = packet;
-                i
-            }
-            None => self.push(packet),
+    pub(super) fn vacant_place(&mut self) -> u32 {
+        if self.free == NIL {
+            self.grow();
+        }
+        self.free
+    }
+
+    /// The place that [`Packets::vacant_place`] gave is in use now, as the last of a list.
+    #[inline]
+    pub(super) fn occupy(&mut self, i: u32) {
+        if let Some(place) = self.places.get_mut(i as usize) {
+            self.free = std::mem::replace(&mut place.next, NIL);
+            self.len += 1;
         }
     }
 
+    /// Puts an entry in, as the last of a list.
+    pub(super) fn insert(&mut self, packet: Packet<T>) -> u32 {
+        let i = self.vacant_place();
+        self.occupy(i);
+        self[i] = packet;
+        i
+    }
+
+    /// Makes a free place.
     #[cold]
-    fn push(&mut self, packet: Packet<T>) -> u32 {
-        self.places.push(packet);
-        self.places.len() as u32 - 1
+    #[inline(never)]
+    fn grow(&mut self) {
+        self.free = self.places.len() as u32;
+        self.places.push(Packet {
+            next: NIL,
+            psn: Psn::default(),
+            kind: PacketKind::Marker,
+            sacked: false,
+            ack_req: false,
+            resends: 0,
+            packet_type: 0,
+            charge: 0,
+            serial: 0,
+            sent: Time::ZERO,
+            op: None,
+        });
     }
 
     /// Frees the place and gives back the operation that was in it, and the serial number of its last posting.
@@ -125,32 +174,47 @@ impl<T> Packets<T> {
         self.places.get_mut(i as usize)
     }
 
-    /// Moves the `count` entries from `first` to `last`, which follow one another, to the list of what is done.
-    #[inline]
-    pub(super) fn release(&mut self, first: u32, last: u32, count: usize) {
-        self[last].next = NIL;
-        match self.places.get_mut(self.done_tail as usize) {
-            Some(tail) => tail.next = first,
-            None => self.done = first,
+    /// Settles the operation in entry `i`, which is out of its list, or moves it to the list of what is done.
+    #[inline(always)]
+    pub(super) fn release(&mut self, i: u32, with: &mut impl Settle<T>) {
+        if let Some(k) = self.places.get_mut(i as usize)
+            && let Some(op) = &mut k.op
+            && with.settle(op, k.serial)
+        {
+            std::mem::forget(k.op.take());
+            k.next = self.free;
+            self.free = i;
+            self.len -= 1;
+        } else {
+            cold_path();
+            self.append_done(i);
         }
-        self.done_tail = last;
-        self.done_len += count;
     }
 
+    #[inline(never)]
+    fn append_done(&mut self, i: u32) {
+        self[i].next = NIL;
+        match self.places.get_mut(self.done_tail as usize) {
+            Some(tail) => tail.next = i,
+            None => self.done = i,
+        }
+        self.done_tail = i;
+        self.done_len += 1;
+    }
+
+    #[inline]
     pub(super) fn has_done(&self) -> bool {
         self.done != NIL
     }
 
-    /// Shows each operation that is done to `settle`, with the serial number of its last posting, and forgets those for
-    /// which it says true; stops at the first of the others.
-    #[inline]
-    pub(super) fn settle_done(&mut self, mut settle: impl FnMut(&mut T, u64) -> bool) {
+    /// Settles what is done, up to the first operation that cannot be settled.
+    pub(super) fn settle_done(&mut self, mut with: impl Settle<T>) {
         while let Some(k) = self.places.get_mut(self.done as usize) {
             if let Some(op) = &mut k.op {
-                if !settle(op, k.serial) {
+                if !with.settle(op, k.serial) {
                     return;
                 }
-                k.op = None;
+                std::mem::forget(k.op.take());
             }
             let i = self.done;
             self.done = std::mem::replace(&mut k.next, self.free);

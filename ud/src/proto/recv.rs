@@ -4,17 +4,18 @@
 //! request, gap, and only then the packet's own business. Nothing a peer sends is an error of ours: what does not fit is
 //! counted and dropped.
 
-use std::hash::Hash;
+use std::{hash::Hash, hint::cold_path};
 
 use uct::Time;
 
 use super::{
     ack::AckNews,
     config::Features,
-    engine::Engine,
+    engine::{Engine, rare},
     ep::{EpId, Is, Owed, State},
     event::{Event, RxMeta, RxVerdict},
     held::{Held, Kept},
+    packet::{Later, Settle},
     psn::Psn,
     slab::NIL,
     stats::DropReason,
@@ -29,50 +30,62 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     /// packet they release; no allocation but for the first packet kept beyond a gap.
     #[inline]
     pub fn handle_packet(&mut self, now: Time, meta: &RxMeta, bytes: &[u8]) -> RxVerdict {
+        if meta.can_deliver
+            && let Some((ep, am_id)) = self.handle_plain(now, meta.src_qpn, bytes, &mut Later)
+        {
+            return RxVerdict::Deliver { ep, am_id };
+        }
         self.observe(now);
         self.stats.rx_packets += 1;
-        if let Some(neth) = Neth::parse(bytes)
-            && neth.is_am()
-            && let Some(slot) = self.find_wire(neth.dest())
-        {
-            let ep = &self.eps[slot];
-            let is_plain = ep.state == State::Connected
-                && ep.src_qpn == meta.src_qpn
-                && neth.psn == ep.rx_head.next()
-                && !ep.is_lingering()
-                && ep.held.is_none()
-                && meta.can_deliver;
-            if is_plain {
-                return self.on_plain_am(now, slot, neth);
-            }
-        }
         self.on_packet(now, meta, bytes).unwrap_or_else(|reason| {
             self.stats.drops[reason as usize] += 1;
             RxVerdict::Drop(reason)
         })
     }
 
-    /// What nearly every packet is: the next message of a connected endpoint, with nothing waiting behind a gap. Does what
-    /// [`Engine::on_packet`] would do, without the questions whose answers are known.
+    /// [`Engine::handle_packet`] for what nearly every packet is: the next message of a connected endpoint, with nothing
+    /// waiting behind a gap, from the endpoint's peer. Does what the long way would do, without the questions whose answers
+    /// are known. The message is to be delivered to the handler of the answered id; `None`: it is something else, and
+    /// nothing was done. What it acknowledges is settled by `with`, or is left for
+    /// [`Engine::poll_done`].
     #[inline(always)]
-    fn on_plain_am(&mut self, now: Time, slot: u32, neth: Neth) -> RxVerdict {
-        let ep = &mut self.eps[slot];
+    pub fn handle_plain(
+        &mut self,
+        now: Time,
+        src_qpn: u32,
+        bytes: &[u8],
+        with: &mut impl Settle<T>,
+    ) -> Option<(EpId, u8)> {
+        let Some(neth) = Neth::parse(bytes) else { return rare() };
+        let (dest, slot) = (neth.dest(), self.recent_slot(neth.dest()));
+        self.observe(now);
+        let Some(ep) = self.eps.get_mut(slot) else { return rare() };
+        let is_plain = neth.is_am()
+            && ep.id == dest
+            && ep.state == State::Connected
+            && ep.src_qpn == src_qpn
+            && neth.psn == ep.rx_head.next()
+            && !ep.is_lingering()
+            && ep.held.is_none();
+        if !is_plain {
+            return rare();
+        }
         ep.last_heard = now;
         ep.rx_head = neth.psn;
         ep.repeated = 0;
         ep.is.insert(Is::HEARD | Is::RX_ANY);
-        let id = EpId { slot, id: ep.id };
-        let is_news = neth.ack != ep.acked;
-        if is_news {
+        self.stats.rx_packets += 1;
+        self.stats.rx_delivered += 1;
+        if neth.ack != ep.acked && self.new_ack_of_one(now, slot, neth.ack, with).is_none() {
+            cold_path();
             self.on_ack_psn(now, slot, neth.ack);
         }
         if neth.is(wire::ACK_REQ) {
             self.owe_ack(slot);
         }
         self.note_sender(now, slot);
-        self.stats.rx_delivered += 1;
         self.debug_check(slot);
-        RxVerdict::Deliver { ep: id, am_id: neth.am_id() }
+        Some((EpId { slot, id: dest }, neth.am_id()))
     }
 
     #[inline(never)]
@@ -205,6 +218,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
 
     /// An ack is owed, and an extended one if there is something to say that no data packet can carry. Nothing is owed to a
     /// peer whose endpoint id is unknown: it will ask again.
+    #[inline(never)]
     fn owe_ack(&mut self, slot: u32) {
         if self.eps[slot].state != State::Connected {
             return;
@@ -237,7 +251,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         Ok(RxVerdict::Hold { ep: self.ep_id(slot), psn: neth.psn.raw(), am_id })
     }
 
-    #[inline]
+    #[inline(always)]
     fn note_sender(&mut self, now: Time, slot: u32) {
         // Who sends matters only where there is a budget to divide.
         if self.cfg.rx_budget != 0

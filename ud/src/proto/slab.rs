@@ -89,21 +89,27 @@ impl<V> Slab<V> {
 /// Indexing is for indexes the engine itself handed out and has not removed; a wrong one is a bug of the engine, not of a peer.
 impl<V> Index<u32> for Slab<V> {
     type Output = V;
-    #[inline]
+    #[inline(always)]
     fn index(&self, i: u32) -> &V {
         match &self.places[i as usize] {
             Place::Used(v) => v,
-            Place::Free { .. } => panic!("index {i} of a removed value"),
+            Place::Free { .. } => removed(i),
         }
     }
 }
 
 impl<V> IndexMut<u32> for Slab<V> {
-    #[inline]
+    #[inline(always)]
     fn index_mut(&mut self, i: u32) -> &mut V {
         match &mut self.places[i as usize] {
             Place::Used(v) => v,
-            Place::Free { .. } => panic!("index {i} of a removed value"),
+            Place::Free { .. } => removed(i),
         }
     }
+}
+
+#[cold]
+#[inline(never)]
+fn removed(i: u32) -> ! {
+    panic!("index {i} of a removed value")
 }

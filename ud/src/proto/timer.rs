@@ -45,9 +45,15 @@ impl TimerQueue {
         }
         ep.deadline = at;
         if at < ep.queued_at {
-            ep.queued_at = at;
-            self.heap.push(Reverse((at, slot, ep.id)));
+            self.enqueue(slot, ep, at);
         }
+    }
+
+    /// Once in a tick at most for an endpoint that is always busy.
+    #[cold]
+    fn enqueue<L, R>(&mut self, slot: u32, ep: &mut Ep<L, R>, at: Time) {
+        ep.queued_at = at;
+        self.heap.push(Reverse((at, slot, ep.id)));
     }
 
     fn pop_due(&mut self, now: Time) -> Option<(Time, EpId)> {
@@ -73,8 +79,18 @@ impl RunClock {
         RunClock { last: Time::ZERO, stopped: 0, slack: nanos(slack) }
     }
 
-    /// Takes note of the time. `due`: the earliest deadline. True if a standstill was found.
+    /// Takes note of a time so soon after the one before that there was no standstill, whatever was due. False: it is not
+    /// soon after, and [`RunClock::observe`] finds out.
     #[inline]
+    pub(super) fn observe_soon(&mut self, now: Time) -> bool {
+        let is_soon = now.nanos_since(self.last) <= self.slack;
+        if is_soon {
+            self.last = self.last.max(now);
+        }
+        is_soon
+    }
+
+    /// Takes note of the time. `due`: the earliest deadline. True if a standstill was found.
     pub(super) fn observe(&mut self, now: Time, due: Time) -> bool {
         let since = due.max(self.last);
         self.last = self.last.max(now);
@@ -116,6 +132,20 @@ pub(super) struct TimeLimits {
 }
 
 impl TimeLimits {
+    /// [`TimeLimits::rearm`] after the silence and the interval have started anew, for an endpoint that neither lingers nor
+    /// has failed: there is nothing to be told apart.
+    #[inline(always)]
+    pub(super) fn restart<L, R>(self, timers: &mut TimerQueue, slot: u32, ep: &mut Ep<L, R>, now: Time, tick0: u64) {
+        let mut at = Time::MAX;
+        ep.tick_at = Time::MAX;
+        if ep.in_flight() > 0 {
+            let interval = ep.first_interval(tick0);
+            ep.tick_at = now.add_nanos(interval);
+            at = now.add_nanos(interval.min(self.timeout.saturating_add(1)));
+        }
+        timers.set(slot, ep, at);
+    }
+
     /// Sets the endpoint's deadline from what it waits for.
     #[inline]
     pub(super) fn rearm<L, R>(self, clock: &RunClock, timers: &mut TimerQueue, slot: u32, ep: &mut Ep<L, R>) {
@@ -181,8 +211,14 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
 
     #[inline]
     pub(super) fn observe(&mut self, now: Time) {
-        // One reading of the clock serves many calls.
-        if now != self.clock.last() && self.clock.observe(now, self.timers.earliest()) {
+        if !self.clock.observe_soon(now) {
+            self.observe_late(now);
+        }
+    }
+
+    #[cold]
+    fn observe_late(&mut self, now: Time) {
+        if self.clock.observe(now, self.timers.earliest()) {
             self.stats.stopped += 1;
         }
     }

@@ -69,10 +69,8 @@ impl Neth {
 
     #[inline]
     pub(super) fn emit(self) -> [u8; NETH_LEN] {
-        let [a, b, c, d] = self.packet_type.to_le_bytes();
-        let [e, f] = self.psn.raw().to_le_bytes();
-        let [g, h] = self.ack.raw().to_le_bytes();
-        [a, b, c, d, e, f, g, h]
+        let (psn, ack) = (u64::from(self.psn.raw()), u64::from(self.ack.raw()));
+        (u64::from(self.packet_type) | psn << 32 | ack << 48).to_le_bytes()
     }
 
     pub(super) fn dest(self) -> u32 {

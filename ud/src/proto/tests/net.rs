@@ -238,7 +238,18 @@ impl Net {
         let serial = node.serial;
         let op = node.op(payload);
         let id = op.id;
-        node.eng.commit_send(now, begun, serial, op);
+        let mut op = Some(op);
+        // Every other message tries the short way, which must come to the same.
+        if kind == SendKind::Copy && serial.is_multiple_of(2) {
+            node.eng.send_plain(now, ep, (am_id, payload.len()), serial, |_, neth, place| {
+                assert_eq!(neth, begun.neth);
+                *place = op.take();
+                true
+            });
+        }
+        if let Some(op) = op {
+            node.eng.commit_send(now, begun, serial, op);
+        }
         self.post(n, to, qpn, bytes);
         Ok(id)
     }
