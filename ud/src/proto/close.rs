@@ -42,7 +42,8 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         let ep = &mut self.eps[slot];
         ep.owner = Owner::Lingering { since: now };
         ep.reserved = 0;
-        let nothing_sent = matches!(ep.state, State::Idle | State::Resolving) && !ep.is.contains(Is::CREQ_RCVD);
+        // Also if it has failed for want of a link: there never was anybody to linger for.
+        let nothing_sent = !ep.link.is_live() && !ep.is.contains(Is::CREQ_RCVD);
         if nothing_sent {
             self.free_ep(slot);
             return;
