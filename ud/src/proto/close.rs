@@ -271,7 +271,8 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
             return Ok(RxVerdict::Control);
         }
         let id = self.ep_id(slot);
-        let is_costly = self.has_user_ops(slot);
+        // Who waits to send is owed an answer as well.
+        let is_costly = self.has_user_ops(slot) || self.eps[slot].is.contains(Is::WANT_WRITABLE);
         let ep = &mut self.eps[slot];
         let is_news = !ep.is.contains(Is::PEER_CLOSED);
         ep.is.insert(Is::PEER_CLOSED);
