@@ -2,7 +2,7 @@
 //! follows another.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeSet, VecDeque},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -69,7 +69,10 @@ pub struct Desk {
     pub keep: usize,
     /// Those that they kept, and what was in them.
     pub kept: Vec<(AmDesc, Vec<u8>)>,
-    /// Handlers were called after the interface was closed.
+    /// Endpoints that were destroyed, by their lines' numbers: nothing of them may be told any more. What was destroyed inside
+    /// a callback may be told of until the end of its batch.
+    pub gone: BTreeSet<u64>,
+    /// Handlers were called after the interface was closed, or told of what is gone.
     pub late_calls: usize,
     /// The interface is closed.
     pub closed: bool,
@@ -156,7 +159,11 @@ impl Life {
         let desk: Arc<Mutex<Desk>> = Arc::default();
         let told = desk.clone();
         let params = IfaceParams::default().on_error(Arc::new(move |f: &EpFailure| {
-            told.lock().failures.push(f.clone());
+            {
+                let mut d = told.lock();
+                d.late_calls += usize::from(d.closed || d.gone.contains(&f.user_data));
+                d.failures.push(f.clone());
+            }
             run_task(&told);
             FailureAction::Endpoint
         }));

@@ -387,6 +387,7 @@ impl Line {
         if in_callback {
             return;
         }
+        self.desk.lock().gone.insert(self.number as u64);
         let open = self.ops.lock().open_on(self.number);
         let mut b = self.book.lock();
         if open > 0 {

@@ -416,16 +416,15 @@ impl Run {
         let old = self.plan.trouble.contains(Trouble::OLD_ADDRESS) && self.rng.below(4) == 0;
         let to_life = if old { pick(&mut self.rng, &known) } else { known[known.len() - 1] };
         let (device, iface) = self.lives[to_life].address.clone();
-        let params = EpParams::to_iface(&device, &iface).user_data(self.lines.len() as u64);
-        self.new_line(life, to_life, &params);
+        self.new_line(life, to_life, &EpParams::to_iface(&device, &iface));
     }
 
-    fn new_line(&mut self, life: usize, to_life: usize, params: &EpParams) -> Option<usize> {
+    pub(super) fn new_line(&mut self, life: usize, to_life: usize, params: &EpParams) -> Option<usize> {
         let number = self.lines.len();
         let to_host = self.lives[to_life].host;
         let l = &self.lives[life];
         let iface = l.iface.as_ref()?;
-        let ep = match iface.ep(params) {
+        let ep = match iface.ep(&params.clone().user_data(number as u64)) {
             Ok(ep) => ep,
             Err(e) => {
                 let excused = (self.plan.conn_sn == CONN_SN_LAST && e.kind() == ErrorKind::ExceedsLimit)
@@ -468,9 +467,8 @@ impl Run {
         if a == b {
             return;
         }
-        let params = |n: usize| EpParams::unconnected().user_data(n as u64);
-        let Some(x) = self.new_line(a, b, &params(self.lines.len())) else { return };
-        let Some(y) = self.new_line(b, a, &params(self.lines.len())) else {
+        let Some(x) = self.new_line(a, b, &EpParams::unconnected()) else { return };
+        let Some(y) = self.new_line(b, a, &EpParams::unconnected()) else {
             return self.lines[x].destroy(false);
         };
         self.lines[x].partner = Some(y);
