@@ -236,6 +236,29 @@ fn an_unreachable_stranger_is_forgotten() {
     assert!(net.nodes[1].failed.is_empty());
 }
 
+/// Connect-to-endpoint has no handshake, so that no packet leaves by itself: a flush has nothing to wait for while the link is
+/// being made, and a check brings a keep-alive about.
+#[test]
+fn flush_and_check_of_a_pair_whose_link_is_being_made() {
+    let mut net = Net::new(2, 1);
+    let now = net.now;
+    let (a, b) = (net.nodes[0].eng.create_ep(now).unwrap(), net.nodes[1].eng.create_ep(now).unwrap());
+    net.nodes[0].resolves = false;
+    net.p2p_half(0, a, 1, b);
+    net.p2p_half(1, b, 0, a);
+    let flushed = net.flush(0, a);
+    assert_eq!(net.is_done(0, flushed), Some(Ok(())));
+    let op = net.nodes[0].op(b"check");
+    let checked = op.id;
+    assert!(matches!(net.nodes[0].eng.check(now, a, Some(op)), Ok(FlushOutcome::InProgress)));
+    let behind = net.flush(0, a);
+    net.settle();
+    assert_eq!([checked, behind].map(|op| net.is_done(0, op)), [None; 2]);
+    net.resolve(0, a, true);
+    net.settle();
+    assert_eq!([checked, behind].map(|op| net.is_done(0, op)), [Some(Ok(())); 2], "{}", net.tail());
+}
+
 #[test]
 fn a_link_for_an_endpoint_that_is_gone_comes_back() {
     let mut net = Net::new(2, 1);
