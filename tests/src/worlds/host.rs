@@ -86,6 +86,9 @@ pub fn run_task(desk: &Mutex<Desk>) {
     }
 }
 
+/// Looks in a row that may find jobs before time passes.
+const BUSY_MAX: u32 = 100;
+
 /// A process.
 pub struct Life {
     /// Which host it is on.
@@ -112,6 +115,9 @@ pub struct Life {
     pub next_async: Time,
     /// The cache's jobs wait until then, by the world's clock.
     pub jobs_at: Time,
+    /// When the cache's jobs were looked at last, and how many looks at that time have found some.
+    jobs_seen: Time,
+    busy: u32,
     /// When it began.
     pub began: Time,
     /// When it ended.
@@ -202,6 +208,8 @@ impl Life {
             async_tick: p.async_tick,
             next_async: now,
             jobs_at: now,
+            jobs_seen: now,
+            busy: 0,
             began: now,
             ended: None,
             ah_trouble: false,
@@ -242,7 +250,14 @@ impl Life {
             }
         }
         if now >= self.jobs_at {
-            events += md.ah_cache().run_jobs();
+            let jobs = md.ah_cache().run_jobs();
+            self.busy = if self.jobs_seen == now { self.busy + u32::from(jobs > 0) } else { 0 };
+            self.jobs_seen = now;
+            // One that fails (there is no memory) may be ordered again in each round. Time passes for it, too.
+            match self.busy < BUSY_MAX {
+                true => events += jobs,
+                false => soonest(Some(now + Duration::from_micros(100))),
+            }
             soonest(md.ah_cache().poll(self.clock.now()).map(|t| self.clock.world_time(t)));
         } else {
             soonest(Some(self.jobs_at));
