@@ -32,13 +32,14 @@ impl Run {
             let b = l.book.lock();
             b.destroyed || b.given_up || b.failed.is_some()
         };
-        if !mine.is_alive() || mine.iface.is_none() {
+        if !mine.is_alive() || !mine.is_well() {
             return Some("its process is gone");
         }
         if book.given_up {
             return Some("its user has given it up");
         }
-        if line.doubtful || self.last_end[line.to_host].is_some_and(|t| t >= line.born) {
+        let leaving = self.current[line.to_host].is_none_or(|l| !self.lives[l].is_well());
+        if line.doubtful || leaving || self.last_end[line.to_host].is_some_and(|t| t >= line.born) {
             return Some("its peer has gone");
         }
         let sent = book.sent;
@@ -185,8 +186,16 @@ impl Run {
     pub(super) fn calm(&mut self) {
         self.note("calm".to_string());
         self.net.set_faults(Faults::default());
+        let mut later = Vec::new();
         while let Some((_, ending)) = self.endings.pop_first() {
-            if !matches!(ending, Ending::Up(_)) || self.rng.below(4) > 0 {
+            match ending {
+                Ending::Up(_) => later.push(ending),
+                _ => self.end(ending),
+            }
+        }
+        self.pass(self.slowest);
+        for ending in later {
+            if self.rng.below(4) > 0 {
                 self.end(ending);
             }
         }
@@ -210,7 +219,7 @@ impl Run {
         }
         self.until("operations end", bound, |r| r.ops.lock().open() == 0);
         self.until("everything is flushed", bound, |r| r.lines.iter().all(|l| r.is_flushed(l)));
-        self.until("everything arrives", Duration::from_secs(10), |r| r.lines.iter().all(|l| r.has_arrived(l)));
+        self.until("everything arrives", bound, |r| r.lines.iter().all(|l| r.has_arrived(l)));
         self.check_operations();
         self.check_failed();
         self.be_quiet();
@@ -289,7 +298,9 @@ impl Run {
             None if lost || (self.plan.mortal && destroyed) => promised,
             None => sent,
         };
-        let receiver_gone = self.last_end[line.to_host].is_some_and(|t| t >= line.born) || line.doubtful;
+        let end = self.last_end[line.to_host];
+        let receiver_gone =
+            line.doubtful || end.is_some_and(|t| t >= line.born) || self.current[line.to_host].is_none();
         receiver_gone || got >= due
     }
 
@@ -300,7 +311,7 @@ impl Run {
             let b = line.book.lock();
             let (ended, failed) = (b.destroyed || b.given_up, b.failed.is_some());
             drop(b);
-            let ended = ended || !self.lives[line.life].is_alive() || self.lives[line.life].iface.is_none();
+            let ended = ended || !self.lives[line.life].is_alive() || !self.lives[line.life].is_well();
             let ok = match kind {
                 ErrorKind::Canceled | ErrorKind::Closed => ended,
                 // A destroyed endpoint that fails tells it by what was left of it only: a close.

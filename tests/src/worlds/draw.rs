@@ -64,6 +64,8 @@ bitflags::bitflags! {
         const CANCEL = 1 << 20;
         /// Addresses are kept for longer than the process that they name.
         const OLD_ADDRESS = 1 << 21;
+        /// Devices die.
+        const FATAL = 1 << 22;
     }
 }
 

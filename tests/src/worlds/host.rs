@@ -122,6 +122,8 @@ pub struct Life {
     pub began: Time,
     /// When it ended.
     pub ended: Option<Time>,
+    /// Its device is dead.
+    pub lost: bool,
     /// Address handles were refused at some time.
     pub ah_trouble: bool,
     /// Memory was refused at some time.
@@ -212,6 +214,7 @@ impl Life {
             busy: 0,
             began: now,
             ended: None,
+            lost: false,
             ah_trouble: false,
             memory_trouble: false,
             gid_trouble: false,
@@ -224,6 +227,11 @@ impl Life {
     /// True until it ends.
     pub fn is_alive(&self) -> bool {
         self.ended.is_none()
+    }
+
+    /// True while it can be used: its interface is open and its device works.
+    pub fn is_well(&self) -> bool {
+        self.iface.is_some() && !self.lost
     }
 
     /// Moves it once. Answers what happened, and when it wants to be moved again, by the world's clock.

@@ -78,6 +78,8 @@ pub struct Run {
     scheduled: u64,
     /// How much silence may still be caused.
     budget: Duration,
+    /// The longest that a packet may have been on its way so far.
+    pub(super) slowest: Duration,
     pub(super) log: Vec<String>,
     pub(super) turns: u64,
     pub(super) wire: Arc<Mutex<WireCheck>>,
@@ -105,6 +107,7 @@ impl Run {
         let hosts = plan.hosts.len();
         let configs = (0..hosts).map(|h| device_config(&plan, h)).collect();
         let budget = plan.timeout * 2 / 5;
+        let slowest = longest_way(&plan.faults);
         let mut run = Run {
             plan,
             rng,
@@ -122,6 +125,7 @@ impl Run {
             endings: BTreeMap::new(),
             scheduled: 0,
             budget,
+            slowest,
             log: Vec::new(),
             turns: 0,
             wire,
@@ -332,7 +336,7 @@ impl Run {
         let t = self.plan.trouble;
         let on = |flag: Trouble, weight: u32| if t.contains(flag) { weight } else { 0 };
         let churn = if t.contains(Trouble::CHURN) { 3 } else { 1 };
-        let table: [(u32, fn(&mut Run)); 28] = [
+        let table: [(u32, fn(&mut Run)); 29] = [
             (20 * churn, Run::connect),
             (80, Run::send),
             (8, Run::flush),
@@ -341,6 +345,7 @@ impl Run {
             (4, Run::bury),
             (on(Trouble::CRASH, 2), Run::crash),
             (on(Trouble::EXIT, 2), Run::exit),
+            (on(Trouble::FATAL, 1), Run::fatal),
             (on(Trouble::PAUSE, 3), Run::pause),
             (on(Trouble::COMPUTE, 4), Run::compute),
             (on(Trouble::CLOCK, 2), Run::jump),
@@ -375,7 +380,7 @@ impl Run {
     /// A process whose user can act.
     fn user(&mut self) -> Option<usize> {
         let host = self.rng.below(self.current.len() as u64) as usize;
-        self.current[host].filter(|&l| self.lives[l].motion == Motion::User && self.lives[l].iface.is_some())
+        self.current[host].filter(|&l| self.lives[l].motion == Motion::User && self.lives[l].is_well())
     }
 
     /// Any living process.
@@ -443,7 +448,7 @@ impl Run {
             to_host,
             to_life,
             born: self.now(),
-            doubtful: self.current[to_host] != Some(to_life),
+            doubtful: self.current[to_host] != Some(to_life) || !self.lives[to_life].is_well(),
             partner: None,
             slot: Arc::new(Mutex::new(Some(Arc::new(ep)))),
             book: Arc::new(Mutex::new(Book { flow: number as u32, ..Book::default() })),
@@ -571,7 +576,7 @@ impl Run {
         let host = self.lives[life].host;
         let down = log_time(&mut self.rng, Duration::from_micros(1), Duration::from_millis(100));
         self.schedule(down, Ending::Gone(life));
-        self.schedule(down + Duration::from_millis(1), Ending::Up(host));
+        self.schedule(down + self.slowest, Ending::Up(host));
     }
 
     fn crash(&mut self) {
@@ -588,12 +593,26 @@ impl Run {
         self.end_life(life, crash);
         let longest = if self.plan.mortal { self.plan.timeout * 3 } else { Duration::from_secs(10) };
         let down = log_time(&mut self.rng, Duration::from_nanos(100), longest);
-        match self.rng.below(8) {
-            // It stays away.
-            0 => {}
-            1..4 => self.start(host),
-            _ => self.schedule(down, Ending::Up(host)),
+        // It may stay away. Nobody follows a process while packets of that are on their way: to who has not known it, a request
+        // that comes late looks as if it had followed its own successor.
+        if self.rng.below(8) > 0 {
+            self.schedule(down.max(self.slowest), Ending::Up(host));
         }
+    }
+
+    /// The device dies under its process, which is of no use from now on.
+    fn fatal(&mut self) {
+        let Some(life) = self.anybody() else { return };
+        if std::mem::replace(&mut self.lives[life].lost, true) {
+            return;
+        }
+        self.note(format!("the device of process {life} dies"));
+        let host = self.lives[life].host;
+        self.last_end[host] = Some(self.now());
+        self.lives[life].device.set_fatal();
+        let down = log_time(&mut self.rng, Duration::from_micros(1), Duration::from_secs(1));
+        self.schedule(down, Ending::Gone(life));
+        self.schedule(down + self.slowest, Ending::Up(host));
     }
 
     fn while_silent(&mut self, longest: Duration) -> Option<Duration> {
@@ -734,6 +753,7 @@ impl Run {
 
     fn weather(&mut self) {
         let weather = draw_weather(&mut self.rng, self.plan.mortal);
+        self.slowest = self.slowest.max(longest_way(&weather));
         self.note(format!("weather: {weather:?}"));
         self.net.set_faults(weather);
     }
@@ -746,6 +766,12 @@ impl Run {
         self.lives[life].desk.lock().keep = n;
         self.schedule(time, Ending::Keep(life));
     }
+}
+
+/// How long a packet may be on its way.
+fn longest_way(f: &Faults) -> Duration {
+    let late = if f.reorder_ppm > 0 { f.reorder_ns } else { 0 };
+    Duration::from_nanos(f.delay_ns + f.jitter_ns + late + 1_000)
 }
 
 fn device_config(plan: &Plan, host: usize) -> SimConfig {
