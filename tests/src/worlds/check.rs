@@ -420,7 +420,7 @@ impl Run {
             });
             r.lines[first..].iter().all(|l| l.book.lock().sent > 0 && r.is_flushed(l))
         });
-        for line in self.lines[first..].to_vec() {
+        for line in &self.lines[first..] {
             line.close();
         }
         self.until("records are freed again", bound, |r| r.lives.iter().all(|l| l.counter("eps") == 0));

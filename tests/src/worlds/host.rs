@@ -287,23 +287,21 @@ impl Life {
 }
 
 fn settings(plan: &Plan, p: &HostPlan, n: usize, seed: u64) -> (MdConfig, IfaceConfig, UdConfig, Tuning) {
-    let mut md = MdConfig::default();
-    md.ah_cache_ttl = p.ttl;
-    md.ah_cache_max = p.idle_max;
-    let mut iface = IfaceConfig::default();
-    iface.tx_queue_len = p.tx_queue;
-    iface.rx_queue_len = p.rx_queue;
+    let md = MdConfig { ah_cache_ttl: p.ttl, ah_cache_max: p.idle_max, ..MdConfig::default() };
+    let mut iface = IfaceConfig { tx_queue_len: p.tx_queue, rx_queue_len: p.rx_queue, ..IfaceConfig::default() };
     if let Some(spare) = p.rx_spare {
         iface.rx_max_bufs = p.rx_queue + spare;
     }
-    let mut ud = UdConfig::default();
-    ud.linger_timeout = p.linger;
-    ud.timeout = plan.timeout;
-    ud.timer_tick = p.tick;
-    ud.timer_backoff = p.backoff;
-    ud.async_timer_tick = p.async_tick;
-    ud.max_window = p.window;
-    ud.rx_queue_len_init = 4;
+    let ud = UdConfig {
+        linger_timeout: p.linger,
+        timeout: plan.timeout,
+        timer_tick: p.tick,
+        timer_backoff: p.backoff,
+        async_timer_tick: p.async_tick,
+        max_window: p.window,
+        rx_queue_len_init: 4,
+        ..UdConfig::default()
+    };
     let mut tuning = Tuning::default();
     tuning.seed = Some(seed);
     tuning.incarnation = Some(seed);

@@ -85,6 +85,9 @@ pub struct Run {
     pub(super) wire: Arc<Mutex<WireCheck>>,
 }
 
+/// Something that a user does, or that befalls somebody.
+type Action = fn(&mut Run);
+
 /// Rounds in which nothing but rounds happens. Beyond it the world runs in circles.
 const SPIN_MAX: u32 = 200_000;
 
@@ -336,7 +339,7 @@ impl Run {
         let t = self.plan.trouble;
         let on = |flag: Trouble, weight: u32| if t.contains(flag) { weight } else { 0 };
         let churn = if t.contains(Trouble::CHURN) { 3 } else { 1 };
-        let table: [(u32, fn(&mut Run)); 29] = [
+        let table: [(u32, Action); 29] = [
             (20 * churn, Run::connect),
             (80, Run::send),
             (8, Run::flush),
