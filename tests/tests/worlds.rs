@@ -9,7 +9,7 @@
 use uct_tests::worlds::hunt;
 
 /// Seeds of a run that asks for none.
-const USUAL: u64 = if cfg!(debug_assertions) { 80 } else { 1000 };
+const USUAL: u64 = if cfg!(debug_assertions) { 60 } else { 1000 };
 
 mod sim {
     use super::*;
