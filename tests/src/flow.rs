@@ -31,7 +31,8 @@ pub struct Flow {
     pub sent: u32,
 }
 
-fn bytes(number: u32, seq: u32, len: usize) -> Vec<u8> {
+/// Message `seq` of flow `number`: both in the first 8 bytes, and what only that message looks like.
+pub(crate) fn bytes(number: u32, seq: u32, len: usize) -> Vec<u8> {
     let tag = u64::from(number) << 32 | u64::from(seq);
     let mut rng = Rng::new(tag);
     let mut out = tag.to_ne_bytes().to_vec();

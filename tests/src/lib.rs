@@ -19,6 +19,7 @@ pub mod raw;
 pub mod rdma;
 pub mod teardown;
 pub mod world;
+pub mod worlds;
 
 /// Instantiates generic tests: for each `name` there must be `fn name<F: Fabric>(w: World<F>)` in scope.
 ///

@@ -55,8 +55,11 @@ impl<D: Device> EpShared<D> {
     #[inline]
     fn sendable<'s>(&self, st: &'s mut State<D>) -> SendResult<&'s mut Live<D>> {
         let live = self.usable(st)?;
-        if !live.tx.has_credit() || live.pending.blocks(self.id) {
+        if !live.tx.has_credit() {
             return Err(SendError::NoResource);
+        }
+        if live.pending.blocks(self.id) {
+            return Err(self.blocked(live));
         }
         live.touch_clock(&self.core);
         Ok(live)
@@ -83,6 +86,13 @@ impl<D: Device> EpShared<D> {
 
     fn refused(&self, live: &Live<D>, r: crate::proto::Refused) -> SendError {
         refused(&self.core, live, self.id, r)
+    }
+
+    /// Requests are queued. Those of an endpoint that will never send again wait for the user to take them back, not for
+    /// resources.
+    #[cold]
+    fn blocked(&self, live: &Live<D>) -> SendError {
+        live.refusal(self.id).map_or(SendError::NoResource, |r| self.refused(live, r))
     }
 
     /// A message of `len` bytes was refused.
@@ -194,7 +204,7 @@ impl<D: Device> EpShared<D> {
         let st = &mut *guard;
         let live = self.usable(st)?;
         if live.pending.blocks(self.id) {
-            return Err(SendError::NoResource);
+            return Err(self.blocked(live));
         }
         live.touch_clock(&self.core);
         let now = live.now;

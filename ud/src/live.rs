@@ -230,7 +230,7 @@ impl<D: Device> Live<D> {
             RxVerdict::Deliver { ep, am_id } => {
                 self.deliver(Ready { buf: Some(buf), len: payload, am_id, ep });
             }
-            RxVerdict::Hold { ep, psn, am_id } if self.held < self.held_max => {
+            RxVerdict::Hold { ep, psn, am_id } if self.may_hold() => {
                 let mut buf = buf;
                 set_held_len(&mut buf, payload);
                 self.held += 1;
@@ -256,6 +256,13 @@ impl<D: Device> Live<D> {
         }
         // Any packet that takes a PSN may have closed the gap, also a handshake's or a keep-alive.
         self.take_held();
+    }
+
+    /// True if a message beyond a gap may be kept. It comes back when the gap is closed, which takes a receive: a part of
+    /// the receive buffers stays out of it, or nothing would ever come again.
+    #[cold]
+    fn may_hold(&self) -> bool {
+        self.held < self.held_max && self.rx_posted.saturating_add(self.rx.room()) > self.rx_target / 4
     }
 
     /// Puts a message where the user's thread finds it.

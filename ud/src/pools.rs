@@ -39,6 +39,8 @@ pub(crate) struct Pool {
     growing: Option<Growth>,
     /// Why the last order came to nothing, for who finds no buffer.
     trouble: Option<Error>,
+    /// The last attempt to grow has failed.
+    stuck: bool,
     /// Deregistered when the pool goes, after the queue pair.
     registrations: Vec<Box<dyn Registration>>,
 }
@@ -57,6 +59,7 @@ impl Pool {
             wake: None,
             growing: None,
             trouble: None,
+            stuck: false,
             registrations: Vec::new(),
         }
     }
@@ -103,7 +106,10 @@ impl Pool {
             self.growing = None;
             match result {
                 Ok((bufs, registration)) => self.add(bufs, registration),
-                Err(e) => self.trouble = Some(e),
+                Err(e) => {
+                    self.stuck = true;
+                    self.trouble = Some(e);
+                }
             }
         }
         let count = count.min(self.max - self.total);
@@ -122,6 +128,7 @@ impl Pool {
     pub(crate) fn grow_by<D: Device>(&mut self, md: &Md<D>, count: usize) -> Result<()> {
         let count = count.min(self.max - self.total);
         if count > 0 {
+            self.stuck = true;
             let (bufs, registration) = md.register_arena(ArenaLayout { count, ..self.layout }, self.access)?;
             self.add(bufs, registration);
         }
@@ -141,6 +148,7 @@ impl Pool {
 
     /// Adds buffers that were registered elsewhere.
     pub(crate) fn add(&mut self, bufs: Vec<Buf>, registration: Box<dyn Registration>) {
+        self.stuck = false;
         self.total += bufs.len();
         self.registrations.push(registration);
         self.free.extend(bufs);
@@ -149,6 +157,11 @@ impl Pool {
     #[inline]
     pub(crate) fn put(&mut self, buf: Buf) {
         self.free.push(buf);
+    }
+
+    /// Buffers that are free, or could be made: as many as the limit leaves, none while there is no memory.
+    pub(crate) fn room(&self) -> usize {
+        self.free.len() + if self.stuck { 0 } else { self.max - self.total }
     }
 
     /// The free buffers, for batches.

@@ -109,6 +109,8 @@ pub struct SimDevice {
     scripts: Mutex<Vec<AhScript>>,
     late: Mutex<(u64, u64)>,
     fatal: AtomicBool,
+    /// Registrations are refused.
+    reg_refused: AtomicBool,
     violations: Mutex<Vec<String>>,
     tx_filter: FilterSlot,
     rx_filter: FilterSlot,
@@ -139,6 +141,7 @@ impl SimDevice {
             scripts: Mutex::default(),
             late: Mutex::new(cfg.late_sends.unwrap_or((0, 0))),
             fatal: AtomicBool::new(false),
+            reg_refused: AtomicBool::new(false),
             violations: Mutex::default(),
             tx_filter: FilterSlot::default(),
             rx_filter: FilterSlot::default(),
@@ -275,6 +278,12 @@ impl SimDevice {
     /// Changes the limit on address handles; 0 lifts it.
     pub fn set_ah_max(&self, max: usize) {
         self.ah_max.store(max, Ordering::Relaxed);
+    }
+
+    /// Refuses new registrations with `ENOMEM` while it is on, as a system does whose limit on locked memory is reached.
+    /// Those that exist stay.
+    pub fn refuse_registrations(&self, on: bool) {
+        self.reg_refused.store(on, Ordering::Relaxed);
     }
 
     /// Makes `create_ah` fail. The first script that fits is used, before anything else is looked at.
@@ -489,6 +498,9 @@ impl Device for SimDevice {
 
     fn reg_mr(&self, block: &Arc<Block>, access: Access) -> VerbsResult<MrKeys> {
         self.alive("reg_mr")?;
+        if self.reg_refused.load(Ordering::Relaxed) {
+            return Err(VerbsError::new("reg_mr", libc::ENOMEM));
+        }
         self.mrs.register(block, access)
     }
 

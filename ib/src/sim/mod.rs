@@ -21,13 +21,15 @@
 //!
 //! Nothing happens by itself: a packet arrives, and a late send is read and completed, when [`SimNet::step`] or
 //! [`SimNet::run_until`] comes to its time. One seed and one order of calls give one run, to the bit; nothing iterates a
-//! hash map. When a test fails, print [`SimNet::report`]: the seed and the last packets.
+//! hash map. When a test fails, print [`SimNet::report`]: the seed and the last packets. A checker can read along:
+//! [`SimNet::set_tap`].
 //!
 //! What is simulated beyond faults on the way (see [`Faults`]):
 //! - address handles that freeze the link address of the peer: [`SimNet::set_neighbour`], [`SimDevice::set_mac`];
 //! - send buffers read from memory some time after the post, and completed late: [`SimConfig::late_sends`];
 //! - address handles that fail or run out: [`SimDevice::script_ah`], [`SimConfig::ah_max`];
 //! - a local GID that goes away (the next send through it kills the queue pair): [`SimDevice::remove_gid`];
+//! - memory that cannot be registered: [`SimDevice::refuse_registrations`];
 //! - a peer that crashes, and restarts with the same GID and queue pair number: [`SimNet::crash`], [`SimNet::restart`].
 //!
 //! Locks: the network's is taken for scheduling only; packets are delivered and filters run without it. Order: a queue
@@ -45,4 +47,4 @@ pub use config::{Faults, Mac, NodeId, SimConfig};
 pub use device::{AhScript, SimAh, SimDevice, SimLive};
 pub use net::SimNet;
 pub use qp::SimQp;
-pub use trace::{PayloadFormatter, TraceEntry, TraceEvent};
+pub use trace::{PacketTap, PayloadFormatter, TappedPacket, TraceEntry, TraceEvent};

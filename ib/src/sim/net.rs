@@ -15,7 +15,7 @@ use super::{
     config::{Faults, Mac, NodeId, SimConfig},
     device::SimDevice,
     qp::Shared,
-    trace::{PayloadFormatter, Trace, TraceEntry, TraceEvent},
+    trace::{PacketTap, PayloadFormatter, TappedPacket, Trace, TraceEntry, TraceEvent},
 };
 use crate::{
     device::{AsyncEvent, Device},
@@ -85,6 +85,7 @@ struct Net {
     links: BTreeMap<(NodeId, NodeId), Faults>,
     trace: Trace,
     formatter: Option<PayloadFormatter>,
+    tap: Option<PacketTap>,
 }
 
 impl Net {
@@ -110,6 +111,9 @@ impl Net {
 
     fn note(&mut self, time: Time, dst: Option<NodeId>, packet: &OwnedPacket, event: TraceEvent) {
         let src = Route::source(packet.meta.route);
+        if let Some(tap) = &mut self.tap {
+            tap(&TappedPacket { time, src, dst, meta: &packet.meta, payload: &packet.payload, event });
+        }
         let head = packet.payload[..packet.payload.len().min(TraceEntry::HEAD_MAX)].to_vec();
         self.trace.push(TraceEntry { time, src, dst, meta: packet.meta, len: packet.payload.len(), head, event });
     }
@@ -137,6 +141,7 @@ impl SimNet {
             links: BTreeMap::new(),
             trace: Trace::new(64),
             formatter: None,
+            tap: None,
         };
         Arc::new(SimNet { seed, clock, net: Mutex::new(net) })
     }
@@ -411,6 +416,13 @@ impl SimNet {
     /// Sets what turns payloads into words in [`SimNet::report`]; without it they are shown as bytes.
     pub fn set_formatter(&self, formatter: Option<PayloadFormatter>) {
         self.net.lock().formatter = formatter;
+    }
+
+    /// Shows `tap` all that happens to packets from now on, whole: a checker that reads along. It is called with the
+    /// network locked and must not touch it. `None` takes it away.
+    pub fn set_tap(&self, tap: Option<PacketTap>) {
+        let old = std::mem::replace(&mut self.net.lock().tap, tap);
+        drop(old);
     }
 
     /// The last packets, oldest first. A packet has a line when it leaves and another when it arrives or is lost.

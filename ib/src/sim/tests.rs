@@ -683,6 +683,44 @@ fn limits_of_queue_pairs_and_foreign_handles() {
 }
 
 #[test]
+fn registrations_can_be_refused_for_a_while() {
+    let net = net(1);
+    let (a, b) = pair(&net);
+    a.dev.refuse_registrations(true);
+    let layout = ArenaLayout { count: 1, len: 64, front: 0, align: 64, align_offset: 0 };
+    let (arena, _bufs) = Arena::new(layout).unwrap();
+    let refused = a.dev.reg_mr(arena.block(), Access::LOCAL_WRITE).unwrap_err();
+    assert_eq!((refused.call, refused.errno), ("reg_mr", libc::ENOMEM));
+    assert_eq!(a.dev.live().mrs, 1, "what there was stays");
+    b.dev.dereg_mr(b.dev.reg_mr(arena.block(), Access::LOCAL_WRITE).unwrap()).unwrap();
+    a.dev.refuse_registrations(false);
+    a.dev.dereg_mr(a.dev.reg_mr(arena.block(), Access::LOCAL_WRITE).unwrap()).unwrap();
+    a.close([]);
+    b.close([]);
+}
+
+#[test]
+fn a_tap_sees_whole_packets_until_it_is_taken_away() {
+    let net = net(1);
+    let (mut a, b) = pair(&net);
+    let seen = Arc::new(parking_lot::Mutex::new(Vec::new()));
+    let tap = seen.clone();
+    net.set_tap(Some(Box::new(move |p| tap.lock().push((p.src, p.dst, p.payload.to_vec(), p.event)))));
+    let ah = a.ah(&b);
+    a.send(&ah, b.qp.qpn(), 7);
+    run(&net);
+    net.set_tap(None);
+    assert_eq!(Arc::strong_count(&seen), 1, "it was dropped");
+    a.send(&ah, b.qp.qpn(), 8);
+    run(&net);
+    let (from, to) = (a.dev.node(), Some(b.dev.node()));
+    let expected = [TraceEvent::Sent, TraceEvent::Delivered].map(|event| (from, to, vec![7], event));
+    assert_eq!(*seen.lock(), expected);
+    a.close([ah]);
+    b.close([]);
+}
+
+#[test]
 fn the_report_names_the_packets() {
     let net = net(25);
     let (mut a, b) = pair(&net);

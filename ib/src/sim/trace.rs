@@ -55,6 +55,26 @@ impl TraceEntry {
     pub const HEAD_MAX: usize = 96;
 }
 
+/// What a tap sees, see [`SimNet::set_tap`](super::SimNet::set_tap): the fields of [`TraceEntry`], and all of the payload.
+#[derive(Copy, Clone, Debug)]
+pub struct TappedPacket<'a> {
+    /// When.
+    pub time: Time,
+    /// The sender.
+    pub src: NodeId,
+    /// The receiver, if the packet found one.
+    pub dst: Option<NodeId>,
+    /// Its headers.
+    pub meta: &'a PacketMeta,
+    /// Its payload.
+    pub payload: &'a [u8],
+    /// What happened.
+    pub event: TraceEvent,
+}
+
+/// Reads along.
+pub type PacketTap = Box<dyn FnMut(&TappedPacket<'_>) + Send>;
+
 /// Turns the first bytes of a payload into words, for [`SimNet::report`](super::SimNet::report).
 pub type PayloadFormatter = Arc<dyn Fn(&[u8]) -> String + Send + Sync>;
 

@@ -42,7 +42,8 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         let ep = &mut self.eps[slot];
         ep.owner = Owner::Lingering { since: now };
         ep.reserved = 0;
-        let nothing_sent = matches!(ep.state, State::Idle | State::Resolving) && !ep.is.contains(Is::CREQ_RCVD);
+        // Also if it has failed for want of a link: there never was anybody to linger for.
+        let nothing_sent = !ep.link.is_live() && !ep.is.contains(Is::CREQ_RCVD);
         if nothing_sent {
             self.free_ep(slot);
             return;
@@ -270,7 +271,8 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
             return Ok(RxVerdict::Control);
         }
         let id = self.ep_id(slot);
-        let is_costly = self.has_user_ops(slot);
+        // Who waits to send is owed an answer as well.
+        let is_costly = self.has_user_ops(slot) || self.eps[slot].is.contains(Is::WANT_WRITABLE);
         let ep = &mut self.eps[slot];
         let is_news = !ep.is.contains(Is::PEER_CLOSED);
         ep.is.insert(Is::PEER_CLOSED);

@@ -329,6 +329,8 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
                 return Err((marker, Refused::Failed(ErrorKind::Canceled)));
             }
             State::Idle => return Ok(FlushOutcome::Done(marker)),
+            // Connect-to-endpoint has no handshake: nothing would ever leave by itself.
+            State::Resolving if e.is.contains(Is::P2P) && e.head == NIL => return Ok(FlushOutcome::Done(marker)),
             // The handshake's own packet will have the next PSN.
             State::Resolving => self.push_marker(slot, self.eps[slot].psn, marker),
             State::Connecting if e.in_flight() == 0 => self.push_marker(slot, self.eps[slot].psn, marker),
@@ -375,9 +377,10 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
             return Err((marker, Refused::Failed(kind)));
         }
         let e = &self.eps[slot];
-        let handshake_out = e.owed.intersects(Owed::CREQ | Owed::CREP) || e.state == State::Resolving;
+        let is_pair = e.is.contains(Is::P2P);
+        let handshake_out = e.owed.intersects(Owed::CREQ | Owed::CREP) || e.state == State::Resolving && !is_pair;
         let waits_for = if handshake_out || e.in_flight() == 0 { e.psn } else { e.psn.prev() };
-        if e.state == State::Connected && e.in_flight() == 0 && !handshake_out {
+        if (e.state == State::Connected || is_pair) && e.in_flight() == 0 && !handshake_out {
             self.owe(slot, Owed::PROBE);
         } else {
             self.ask_for_ack(slot);

@@ -255,9 +255,12 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         let run = self.clock.run(now);
         let tick0 = self.tick0;
         // What is owed, or was resent, has not left yet: our own queue is full. That is no sign of loss, nor of a dead peer.
+        // But a queue that took a resend of ours lately is merely slow: the peer is being asked all the time.
         let is_queued = self.first_unacked(slot).is_some_and(|k| self.pkts[k].is_resend_queued(self.tx_done));
         let ep = &mut self.eps[slot];
-        let own_queue_full = is_queued || ep.owed.intersects(Owed::ACK_REQ | Owed::RESEND | Owed::CREQ | Owed::CREP);
+        let is_moving = ep.resends > 0 && run.since(ep.last_resend) < self.cfg.timeout / QUEUE_SHARE;
+        let own_queue_full =
+            !is_moving && (is_queued || ep.owed.intersects(Owed::ACK_REQ | Owed::RESEND | Owed::CREQ | Owed::CREP));
         if !own_queue_full {
             let silent = nanos(run.since(silence_start(ep, self.limits.answers_count)));
             if silent > nanos(self.cfg.timeout) {
@@ -325,6 +328,9 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         Duration::from_nanos(ep.tick)
     }
 }
+
+/// A resend may be in our own queue for this part of the time-out before the time in it stops to count as the peer's silence.
+const QUEUE_SHARE: u32 = 8;
 
 /// How often a stall is told before the verdict.
 const STALLS_MAX: u8 = 4;

@@ -56,6 +56,25 @@ fn destroy_with_unacked_data() {
     }
 }
 
+/// The peer closes an endpoint here on which nothing is outstanding, but whose user waits to send: he is told, as who tries
+/// to send afterwards is. Else he would wait for ever.
+#[test]
+fn a_bye_ends_the_waiting_of_who_wants_to_send() {
+    let budget = 2 * crate::proto::budget::charge_of(4096);
+    let mut net = Net::with(2, 1, move |_, cfg| cfg.rx_budget = budget);
+    let (a, b) = net.pair(0, 1);
+    let (other, _) = net.pair(0, 1);
+    // The budget is in use by another endpoint, whose acks are lost.
+    net.filter = Some(Box::new(|from, bytes| from == 0 || is_bye(bytes)));
+    net.send(0, other, &[0; 4088]).unwrap();
+    net.send(0, other, &[0; 4088]).unwrap();
+    assert_eq!(net.send(0, a, &[0; 4088]), Err(Refused::NoResource));
+    net.nodes[0].eng.want_writable(a);
+    net.destroy(1, b);
+    net.run_for(Duration::from_secs(1));
+    assert_eq!(net.nodes[0].failed, [(a, ErrorKind::ConnectionReset)], "{}", net.tail());
+}
+
 /// Towards a plain UCX peer the record stays for the whole linger time, and not longer.
 #[test]
 fn linger_ends_on_time() {

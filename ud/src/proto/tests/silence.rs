@@ -117,6 +117,30 @@ fn seldom_progress_still_finds_the_dead() {
     assert_eq!(net.nodes[0].failed.len(), 1);
 }
 
+/// A send queue that is slow, so that there is always a resend in it when the endpoint looks, but moves: the peer is asked
+/// all the time, and its silence counts.
+#[test]
+fn a_slow_queue_does_not_postpone_the_verdict() {
+    let ms = Duration::from_millis;
+    let mut net = Net::with(2, 1, move |_, cfg| {
+        cfg.timer_tick = ms(1);
+        cfg.timer_backoff = 1.0;
+        cfg.timeout = ms(1000);
+    });
+    let (a, _) = net.pair(0, 1);
+    net.nodes[1].is_running = false;
+    net.nodes[0].reports_tx = false;
+    net.send(0, a, b"x").unwrap();
+    let start = net.now;
+    while net.nodes[0].failed.is_empty() {
+        let posted = net.nodes[0].serial;
+        net.run_for(ms(20));
+        net.nodes[0].eng.handle_tx_done(posted);
+        assert!(net.now.since(start) < ms(1_500), "{}", net.tail());
+    }
+    assert_eq!(net.nodes[0].failed, [(a, ErrorKind::EndpointTimeout)]);
+}
+
 /// A rank that computes for a minute: its engine answers, its user takes nothing. It is not dead.
 #[test]
 fn a_busy_peer_is_not_dead() {
