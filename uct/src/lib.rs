@@ -28,6 +28,8 @@ pub mod ep;
 pub mod error;
 mod eventfd;
 pub mod fork;
+#[cfg(any(test, uct_fuzz))]
+pub mod fuzz;
 pub mod iface;
 pub mod log;
 pub mod md;

@@ -179,9 +179,10 @@ fn bound(s: &str) -> Result<Bound, String> {
             None => (s, 1),
         },
     };
-    let n = digits.parse::<u32>().ok().and_then(|n| (n as usize).checked_mul(unit)).ok_or_else(|| {
+    let n = digits.parse::<u32>().ok().and_then(|n| n.checked_mul(unit)).ok_or_else(|| {
         format!("`{s}`: expected a number of bytes (k and m allowed), `max`, or a sweep like 8:4096:x2")
     })?;
+    let n = n as usize;
     if n < SIZE_MIN {
         return Err(format!("{n} bytes: the smallest message has {SIZE_MIN}, the header that is verified"));
     }

@@ -82,8 +82,10 @@ mod stats;
 mod timer;
 mod wire;
 
-#[cfg(test)]
+#[cfg(any(test, uct_fuzz))]
 mod tests;
+#[cfg(any(test, uct_fuzz))]
+pub use tests::fuzz;
 
 pub use config::{EngineConfig, ExtCaps, Features, PeerCaps};
 pub use describe::{Describe, describe};
