@@ -22,5 +22,6 @@ pub mod sim;
 pub mod soft;
 mod subnets;
 pub mod sw;
-mod sync;
 pub mod types;
+
+use uct::sync;

@@ -35,6 +35,8 @@ pub mod log;
 pub mod md;
 pub mod mem;
 pub mod resource;
+#[doc(hidden)]
+pub mod sync;
 pub mod time;
 pub mod worker;
 

@@ -20,6 +20,8 @@ mod deliver;
 mod ep;
 mod iface;
 mod live;
+#[cfg(all(test, uct_loom))]
+mod loom;
 mod op;
 mod pending;
 mod pools;

@@ -1,13 +1,7 @@
 //! [`Live`]: what happens under the lock. Receiving, timers, control packets and resends, and the engine's events turned
 //! into work for later. Nothing here calls user code.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use ib::{
     addr::{DeviceAddr, Trailer},
@@ -16,7 +10,11 @@ use ib::{
     types::{Gid, Qpn},
 };
 use uct::{
-    Error, ErrorKind, MemSlice, Scope, SendError, SendResult, completion::CompletionToken, ep::EpFailure, mem::Buf,
+    Error, ErrorKind, MemSlice, Scope, SendError, SendResult,
+    completion::CompletionToken,
+    ep::EpFailure,
+    mem::Buf,
+    sync::{AtomicBool, Ordering},
 };
 
 use crate::{

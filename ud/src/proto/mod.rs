@@ -82,9 +82,9 @@ mod stats;
 mod timer;
 mod wire;
 
-#[cfg(any(test, uct_fuzz))]
+#[cfg(any(all(test, not(uct_loom)), uct_fuzz))]
 mod tests;
-#[cfg(any(test, uct_fuzz))]
+#[cfg(any(all(test, not(uct_loom)), uct_fuzz))]
 pub use tests::fuzz;
 
 pub use config::{EngineConfig, ExtCaps, Features, PeerCaps};
