@@ -9,6 +9,8 @@ pub mod ah;
 pub mod component;
 pub mod config;
 pub mod device;
+#[cfg(any(test, uct_fuzz))]
+pub mod fuzz;
 pub mod gid;
 pub mod growth;
 pub mod md;
@@ -20,5 +22,6 @@ pub mod sim;
 pub mod soft;
 mod subnets;
 pub mod sw;
-mod sync;
 pub mod types;
+
+use uct::sync;

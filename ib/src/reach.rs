@@ -11,6 +11,8 @@ use std::{fmt, net::IpAddr};
 use uct::{Error, ErrorKind, config::Units};
 
 pub use kernel::KernelRoutes;
+#[cfg(any(test, uct_fuzz))]
+pub(crate) use kernel::{Route, look_up, parse_ipv4, parse_ipv6};
 
 use crate::{
     addr::{AddrVersion, DeviceAddr, LinkAddr, ROCE_V2_PORT, check_loopback, flid},

@@ -4,19 +4,12 @@
 //! [`AmMessage::into_owned`] the buffer goes back to the interface's pool. An owned [`AmDesc`] may live as long as the
 //! user likes, even past the interface: its drop returns the buffer, or frees it if the pool is gone.
 
-use std::{
-    fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-};
-
-use parking_lot::Mutex;
+use std::{fmt, sync::Arc};
 
 use crate::{
     error::{Error, ErrorKind, Result},
     mem::Buf,
+    sync::{AtomicU64, Mutex, Ordering},
 };
 
 /// An active message id, 0 to 31.
@@ -229,7 +222,50 @@ impl fmt::Debug for HandlerTable {
     }
 }
 
-#[cfg(test)]
+/// A snapshot of a table that follows its changes: what who delivers keeps.
+pub struct HandlerView {
+    table: Arc<[HandlerEntry; AmId::COUNT]>,
+    generation: u64,
+}
+
+impl HandlerView {
+    /// The table as it is now.
+    pub fn new(of: &HandlerTable) -> Self {
+        // In this order: a change between the two is seen by the next look.
+        let generation = of.generation();
+        HandlerView { table: of.snapshot(), generation }
+    }
+
+    /// Takes the table that is in force. The one before comes back, to be dropped where user code may run. One load if
+    /// nothing has changed.
+    #[inline]
+    pub fn refresh(&mut self, of: &HandlerTable) -> Option<Arc<[HandlerEntry; AmId::COUNT]>> {
+        if of.generation() == self.generation { None } else { Some(self.renew(of)) }
+    }
+
+    #[cold]
+    fn renew(&mut self, of: &HandlerTable) -> Arc<[HandlerEntry; AmId::COUNT]> {
+        let new = HandlerView::new(of);
+        std::mem::replace(self, new).table
+    }
+
+    /// The handlers.
+    #[inline]
+    pub fn table(&self) -> &[HandlerEntry; AmId::COUNT] {
+        &self.table
+    }
+}
+
+impl fmt::Debug for HandlerView {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HandlerView(generation {})", self.generation)
+    }
+}
+
+#[cfg(all(test, uct_loom))]
+mod loom;
+
+#[cfg(all(test, not(uct_loom)))]
 mod tests {
     use super::*;
     use crate::mem::{Arena, ArenaLayout};

@@ -16,17 +16,12 @@
 //! assert_eq!(status.poll(), Some(Ok(())));
 //! ```
 
-use std::{
-    fmt,
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicUsize, Ordering},
-    },
+use std::{fmt, sync::OnceLock};
+
+use crate::{
+    error::ErrorKind,
+    sync::{Arc, AtomicUsize, Mutex, Ordering},
 };
-
-use parking_lot::Mutex;
-
-use crate::error::ErrorKind;
 
 type Callback = Box<dyn FnOnce(Result<(), ErrorKind>) + Send>;
 
@@ -151,7 +146,10 @@ impl fmt::Debug for CompletionToken {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, uct_loom))]
+mod loom;
+
+#[cfg(all(test, not(uct_loom)))]
 mod tests {
     use super::*;
 

@@ -28,11 +28,15 @@ pub mod ep;
 pub mod error;
 mod eventfd;
 pub mod fork;
+#[cfg(any(test, uct_fuzz))]
+pub mod fuzz;
 pub mod iface;
 pub mod log;
 pub mod md;
 pub mod mem;
 pub mod resource;
+#[doc(hidden)]
+pub mod sync;
 pub mod time;
 pub mod worker;
 

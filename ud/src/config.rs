@@ -90,7 +90,7 @@ pub fn check_iface(config: &IfaceConfig) -> Result<()> {
     Ok(())
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(uct_loom)))]
 mod tests {
     use super::*;
 

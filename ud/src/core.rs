@@ -6,10 +6,7 @@
 
 use std::{
     collections::VecDeque,
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
-    },
+    sync::{Arc, Weak},
 };
 
 use hashbrown::HashMap;
@@ -21,12 +18,12 @@ use ib::{
     gid::LocalPort,
     md::Md,
 };
-use parking_lot::Mutex;
 use uct::{
     Clock, Error, ErrorKind, IfaceAttr, Scope, Time,
     am::{DescPool, HandlerTable},
     ep::ErrorHandler,
     mem::Buf,
+    sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering},
     worker::WorkerShared,
 };
 

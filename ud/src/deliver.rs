@@ -4,19 +4,17 @@
 //! whoever takes it out of the state delivers, and puts it back. While it is out, `progress` calls (from inside a
 //! handler, say) move the network only, and what they receive waits its turn. That keeps the order of messages.
 
-use std::{
-    collections::VecDeque,
-    sync::{Arc, atomic::Ordering},
-};
+use std::{collections::VecDeque, sync::Arc};
 
 use ib::device::{Device, GRH_LEN};
 use uct::{
     AmId, AmMessage, MemSlice,
-    am::{AmPlace, HandlerEntry, HandlerKind},
+    am::{AmPlace, HandlerEntry, HandlerKind, HandlerView},
     completion::CompletionToken,
     ep::{EpFailure, FailureAction, PendingFn},
     error::ErrorKind,
     mem::Buf,
+    sync::Ordering,
 };
 
 use crate::{core::Core, live::Who, op::NETH_LEN, proto::EpId};
@@ -78,13 +76,27 @@ impl Later {
 }
 
 /// Tells live threads apart, at the cost of an address: `ThreadId` is counted by reference.
+#[cfg(not(uct_loom))]
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub(crate) struct ThreadMark(usize);
 
+#[cfg(not(uct_loom))]
 impl ThreadMark {
     pub(crate) fn current() -> Self {
         thread_local!(static MARK: u8 = const { 0 });
         MARK.with(|m| ThreadMark(std::ptr::from_ref(m).addr()))
+    }
+}
+
+/// The threads of a model are all on one of the system's.
+#[cfg(uct_loom)]
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub(crate) struct ThreadMark(loom::thread::ThreadId);
+
+#[cfg(uct_loom)]
+impl ThreadMark {
+    pub(crate) fn current() -> Self {
+        ThreadMark(loom::thread::current().id())
     }
 }
 
@@ -95,8 +107,7 @@ pub(crate) struct Delivery {
     /// How many of the batch were handed to their handlers.
     pub(crate) delivered: usize,
     pub(crate) later: VecDeque<Later>,
-    handlers: Arc<Handlers>,
-    generation: u64,
+    handlers: HandlerView,
 }
 
 impl Delivery {
@@ -105,22 +116,14 @@ impl Delivery {
             batch: Vec::new(),
             delivered: 0,
             later: VecDeque::new(),
-            generation: core.handlers.generation(),
-            handlers: core.handlers.snapshot(),
+            handlers: HandlerView::new(&core.handlers),
         })
     }
 
     /// Takes the table that is in force. The one before comes back, to be dropped where user code may run.
     #[inline]
     pub(crate) fn refresh<D: Device>(&mut self, core: &Core<D>) -> Option<Arc<Handlers>> {
-        let generation = core.handlers.generation();
-        if generation == self.generation { None } else { Some(self.renew(core, generation)) }
-    }
-
-    #[cold]
-    fn renew<D: Device>(&mut self, core: &Core<D>, generation: u64) -> Arc<Handlers> {
-        self.generation = generation;
-        std::mem::replace(&mut self.handlers, core.handlers.snapshot())
+        self.handlers.refresh(&core.handlers)
     }
 }
 
@@ -159,14 +162,14 @@ impl<'a, D: Device> Delivering<'a, D> {
         while d.delivered < d.batch.len() && !self.core.closed.load(Ordering::Relaxed) {
             drop(d.refresh(self.core));
             let Some(Ready { buf, len, am_id, ep }) = d.batch.get_mut(d.delivered) else { break };
-            if who == Who::Thread && is_sync(&d.handlers, *am_id) {
+            if who == Who::Thread && is_sync(d.handlers.table(), *am_id) {
                 // It was async when the batch was taken.
                 break;
             }
             // Counted before the handler runs: if that panics, the message is not delivered again.
             d.delivered += 1;
             // If the handler replaces the table it is called from, this reference keeps the old one alive.
-            match &d.handlers[*am_id as usize & (AmId::COUNT - 1)] {
+            match &d.handlers.table()[*am_id as usize & (AmId::COUNT - 1)] {
                 Some((handler, _)) => {
                     let front = buf.as_ref().map_or(0, Buf::front_len);
                     let place = AmPlace {

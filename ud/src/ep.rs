@@ -1,12 +1,6 @@
 //! Endpoints as the user sees them: argument checks, then a short visit to the locked state.
 
-use std::{
-    io::IoSlice,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-};
+use std::{io::IoSlice, sync::Arc};
 
 use ib::{
     addr::{DeviceAddr, EpAddr, IfaceAddr},
@@ -18,6 +12,7 @@ use uct::{
     AmId, Completion, Endpoint, Error, ErrorKind, FlushMode, MemSlice, Posted, Result, Scope, SendError, SendResult,
     ep::{PendingFn, PendingRefused},
     mem::Buf,
+    sync::{AtomicBool, Ordering},
 };
 
 use crate::{

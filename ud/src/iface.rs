@@ -1,15 +1,6 @@
 //! Opening, describing and closing a UD interface.
 
-use std::{
-    collections::VecDeque,
-    num::NonZeroUsize,
-    os::fd::RawFd,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::{collections::VecDeque, num::NonZeroUsize, os::fd::RawFd, sync::Arc, time::Duration};
 
 use hashbrown::HashMap;
 use ib::{
@@ -20,13 +11,13 @@ use ib::{
     md::Md,
     types::QKey,
 };
-use parking_lot::Mutex;
 use uct::{
     AmId, Blame, Completion, Endpoint, EpParams, Error, ErrorKind, FlushMode, Iface, IfaceAttr, IfaceParams, Posted,
     Result, Scope, SendError, SendResult, Time, Worker,
     am::{AmHandler, DescPool, HandlerKind, HandlerTable},
     iface::{Arm, Caps, Counter, Events, Interface},
     mem::ArenaLayout,
+    sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering},
 };
 
 use crate::{
@@ -122,7 +113,7 @@ fn random_u64() -> u64 {
 }
 
 impl<D: Device> Core<D> {
-    fn open(
+    pub(crate) fn open(
         md: &Arc<Md<D>>,
         worker: &Worker,
         port: u8,

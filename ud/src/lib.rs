@@ -21,6 +21,8 @@ mod ep;
 mod gids;
 mod iface;
 mod live;
+#[cfg(all(test, uct_loom))]
+mod loom;
 mod op;
 mod pending;
 mod pools;

@@ -1,14 +1,7 @@
 //! [`Live`]: what happens under the lock. Receiving, timers, control packets and resends, and the engine's events turned
 //! into work for later. Nothing here calls user code.
 
-use std::{
-    hint::cold_path,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{hint::cold_path, sync::Arc, time::Duration};
 
 use ib::{
     addr::{DeviceAddr, Trailer},
@@ -17,7 +10,11 @@ use ib::{
     types::Qpn,
 };
 use uct::{
-    Error, ErrorKind, MemSlice, Scope, SendError, SendResult, completion::CompletionToken, ep::EpFailure, mem::Buf,
+    Error, ErrorKind, MemSlice, Scope, SendError, SendResult,
+    completion::CompletionToken,
+    ep::EpFailure,
+    mem::Buf,
+    sync::{AtomicBool, Ordering},
 };
 
 use crate::{

@@ -128,5 +128,5 @@ impl PendingQueues {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(uct_loom)))]
 mod tests;

@@ -80,7 +80,7 @@ impl<D: Device> Core<D> {
 
     /// Calls async handlers for the messages at the front of the ready queue, and drops those that have no handler. The
     /// first message for a sync handler ends it: behind it nothing may overtake.
-    fn deliver_async(&self, mut guard: parking_lot::MutexGuard<'_, State<D>>, handlers: &Handlers) {
+    fn deliver_async(&self, mut guard: uct::sync::MutexGuard<'_, State<D>>, handlers: &Handlers) {
         let st = &mut *guard;
         let Some(live) = &mut st.live else { return };
         let n = live.ready.iter().take_while(|r| !is_sync(handlers, r.am_id)).count();

@@ -37,4 +37,6 @@ mod tests;
 pub use device::{RdmaAh, RdmaDevice};
 pub use list::{FoundDevice, devices, init_fork};
 pub use qp::RdmaQp;
+#[cfg(any(test, uct_fuzz))]
+pub use watch::fuzz::netlink as netlink_fuzz;
 pub use watch::watch;

@@ -18,7 +18,7 @@ pub struct KernelRoutes;
 
 /// One route of a routing table.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Route {
+pub(crate) struct Route {
     pub(super) net: IpAddr,
     pub(super) len: u8,
     pub(super) netdev: String,
@@ -32,7 +32,7 @@ const RTF_REJECT: u32 = 0x200;
 
 /// The lines of `/proc/net/route`: interface, destination, gateway, flags, three counters, mask, three more. Addresses are
 /// words in network order printed as numbers of this machine.
-pub(super) fn parse_ipv4(text: &str) -> Vec<Route> {
+pub(crate) fn parse_ipv4(text: &str) -> Vec<Route> {
     let hex = |s: &str| u32::from_str_radix(s, 16).ok();
     let route = |line: &str| {
         let fields: Vec<&str> = line.split_whitespace().collect();
@@ -51,7 +51,7 @@ pub(super) fn parse_ipv4(text: &str) -> Vec<Route> {
 }
 
 /// The lines of `/proc/net/ipv6_route`: destination, length, source, length, next hop, three counters, flags, interface.
-pub(super) fn parse_ipv6(text: &str) -> Vec<Route> {
+pub(crate) fn parse_ipv6(text: &str) -> Vec<Route> {
     let route = |line: &str| {
         let fields: Vec<&str> = line.split_whitespace().collect();
         let &[net, len, _, _, _, _, _, _, flags, netdev] = fields.as_slice() else { return None };
@@ -69,7 +69,7 @@ pub(super) fn parse_ipv6(text: &str) -> Vec<Route> {
 
 /// What a table says about a destination.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Answer {
+pub(crate) enum Answer {
     /// The best route leaves by the interface.
     Yes,
     /// The best route leaves by this one.
@@ -81,7 +81,7 @@ pub(super) enum Answer {
 }
 
 /// The route of the longest prefix decides; of several with one length any may leave by `netdev`.
-pub(super) fn look_up(table: &[Route], dst: IpAddr, netdev: &str) -> Answer {
+pub(crate) fn look_up(table: &[Route], dst: IpAddr, netdev: &str) -> Answer {
     let matching = || table.iter().filter(|r| in_subnet(dst, r.net, r.len));
     let Some(longest) = matching().map(|r| r.len).max() else { return Answer::Silent };
     let best = || matching().filter(|r| r.len == longest);

@@ -15,6 +15,8 @@ use std::{
 };
 
 use clap::{CommandFactory, Parser};
+#[cfg(any(test, uct_fuzz))]
+pub(crate) use reach::parse as parse_address;
 use uct::{Registry, Result, config::Env};
 
 /// Shows version, devices, transports and settings of the messaging library on this host.

@@ -42,7 +42,7 @@ pub(super) fn render(address: &str, options: &Options, registry: &Registry, env:
 }
 
 /// The packed device address that the user means. An IP address stands for a RoCE v2 device there.
-pub(super) fn parse(text: &str) -> Result<Vec<u8>> {
+pub(crate) fn parse(text: &str) -> Result<Vec<u8>> {
     if let Ok(ip) = text.parse::<IpAddr>() {
         let link = LinkAddr::Ethernet { gid: Gid::from_ip(ip), version: AddrVersion::V2 };
         let addr = DeviceAddr { link, pkey: PKey::DEFAULT, path_mtu: Mtu::M4096, gid_index: None, trailer: None };

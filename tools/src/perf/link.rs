@@ -154,10 +154,7 @@ impl Link {
 
     /// Sends one message.
     pub(crate) fn send(&mut self, m: &Message) -> Result<()> {
-        let mut frame = vec![0; 4];
-        serde_json::to_writer(&mut frame, m).map_err(|e| Failure::new(format!("cannot write a message: {e}")))?;
-        let len = u32::try_from(frame.len() - 4).unwrap_or(u32::MAX);
-        frame[..4].copy_from_slice(&len.to_le_bytes());
+        let frame = frame(m)?;
         self.stream.write_all(&frame).map_err(|e| {
             // What the peer said before it closed explains more.
             match self.poll() {
@@ -242,7 +239,17 @@ fn read_frames(stream: &mut Stream, tx: &SyncSender<News>, alert: &Alert) {
     }
 }
 
-fn read_frame(stream: &mut Stream) -> Result<Message, String> {
+/// A message as it travels.
+pub(super) fn frame(m: &Message) -> Result<Vec<u8>> {
+    let mut frame = vec![0; 4];
+    serde_json::to_writer(&mut frame, m).map_err(|e| Failure::new(format!("cannot write a message: {e}")))?;
+    let len = u32::try_from(frame.len() - 4).unwrap_or(u32::MAX);
+    frame[..4].copy_from_slice(&len.to_le_bytes());
+    Ok(frame)
+}
+
+/// Reads the next message. `Err`: what the peer did, for people.
+pub(super) fn read_frame(stream: &mut impl Read) -> Result<Message, String> {
     let lost = |e: io::Error| match e.kind() {
         // A process that is killed with something unread resets its connections.
         io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
@@ -292,11 +299,18 @@ fn read_preamble(stream: &mut Stream, peer: &str, timeout: Duration) -> Result<(
             }
             Err(e) => return Err(Failure::new(format!("the control connection to {peer} failed: {}", plain(&e)))),
         }
-        let known = have.min(MAGIC.len());
-        if p[..known] != MAGIC[..known] {
-            return Err(Failure::new(not_us(peer, &p[..have])));
-        }
+        judge(peer, &p[..have])?;
     }
+    Ok(())
+}
+
+/// Checks the preamble of a peer, or as much as has come of it.
+pub(super) fn judge(peer: &str, p: &[u8]) -> Result<()> {
+    let known = p.len().min(MAGIC.len());
+    if p[..known] != MAGIC[..known] {
+        return Err(Failure::new(not_us(peer, p)));
+    }
+    let Some(p) = p.first_chunk::<PREAMBLE_LEN>() else { return Ok(()) };
     let protocol = u32::from_le_bytes([p[8], p[9], p[10], p[11]]);
     let text = String::from_utf8_lossy(&p[12..]);
     let version = clean(text.trim_end_matches('\0'));

@@ -25,6 +25,8 @@ mod display;
 mod failure;
 #[cfg(test)]
 mod fake;
+#[cfg(any(test, uct_fuzz))]
+pub mod fuzz;
 mod hist;
 mod link;
 mod local;

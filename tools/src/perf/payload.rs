@@ -126,6 +126,7 @@ pub(crate) struct Receiver {
     received: AtomicU64,
     asked: AtomicU64,
     last: AtomicBool,
+    is_wrong: AtomicBool,
     wrong: Mutex<Option<String>>,
     alert: Arc<Alert>,
 }
@@ -140,6 +141,7 @@ impl Receiver {
             received: AtomicU64::new(0),
             asked: AtomicU64::new(0),
             last: AtomicBool::new(false),
+            is_wrong: AtomicBool::new(false),
             wrong: Mutex::new(None),
             alert,
         }
@@ -147,6 +149,9 @@ impl Receiver {
 
     /// Checks one message. After the first wrong one nothing more is counted.
     pub(crate) fn accept(&self, data: &[u8]) {
+        if self.is_wrong.load(Relaxed) {
+            return;
+        }
         let seq = self.received.load(Relaxed);
         match self.check(seq, data) {
             Ok(ask) => {
@@ -159,6 +164,7 @@ impl Receiver {
                 }
             }
             Err(text) => {
+                self.is_wrong.store(true, Relaxed);
                 self.wrong.lock().get_or_insert(text);
                 self.alert.raise();
             }

@@ -4,25 +4,24 @@
 //! devices of its interfaces, runs timers, and calls handlers, completions and pending requests. See `thread.rs` for
 //! the progress thread.
 
+mod deferred;
 mod thread;
 
 use std::{
     fmt,
     os::fd::RawFd,
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
-use parking_lot::Mutex;
+use deferred::{Deferred, DeferredQueue};
 
 use crate::{
     error::{Error, ErrorKind, Result},
     eventfd::EventFd,
     fork::Birth,
     iface::{Arm, Events, Interface},
+    sync::{AtomicBool, AtomicU64, Mutex, Ordering},
     time::{Clock, MonotonicClock, Time},
 };
 
@@ -69,23 +68,19 @@ impl fmt::Debug for WorkerParams {
 }
 
 type IfaceList = Arc<[Arc<dyn Interface>]>;
-type Deferred = Box<dyn FnOnce() + Send>;
 
 /// What the worker, its interfaces and its thread share.
 pub struct WorkerShared {
     clock: Arc<dyn Clock>,
     /// Interfaces with progress enabled. An interface removes itself when it is closed, which ends the cycle.
     ifaces: Mutex<IfaceList>,
-    deferred: Mutex<Vec<Deferred>>,
-    has_deferred: AtomicBool,
+    deferred: DeferredQueue,
     /// Counts the user's `progress` calls: how the progress thread sees that the user is there.
     user_seq: AtomicU64,
     /// True while the progress thread looks every millisecond, so that sends may wait for company that long.
     batching: AtomicBool,
     has_thread: bool,
-    /// The user's thread is in [`Worker::wait`], or about to be.
-    waiting: AtomicBool,
-    /// Ends that wait. Made at the first.
+    /// Ends [`Worker::wait`]. Made at the first.
     user_wake: OnceLock<EventFd>,
     /// Shared with the thread, which may be about to sleep on it when the worker ends.
     wake: Option<Arc<EventFd>>,
@@ -124,9 +119,7 @@ impl WorkerShared {
 
     /// Runs `f` in the next `progress`, with no lock held. Callable from any thread.
     pub fn defer(&self, f: Deferred) {
-        self.deferred.lock().push(f);
-        self.has_deferred.store(true, Ordering::SeqCst);
-        if self.waiting.load(Ordering::SeqCst)
+        if self.deferred.push(f)
             && let Some(w) = self.user_wake.get()
         {
             w.signal();
@@ -142,34 +135,6 @@ impl WorkerShared {
 
     fn snapshot(&self) -> IfaceList {
         self.ifaces.lock().clone()
-    }
-
-    fn run_deferred(&self) -> usize {
-        if !self.has_deferred.load(Ordering::Relaxed) || !self.has_deferred.swap(false, Ordering::Acquire) {
-            return 0;
-        }
-        let batch = std::mem::take(&mut *self.deferred.lock());
-        let n = batch.len();
-        let mut rest = Rest { shared: self, batch: batch.into_iter() };
-        for f in rest.batch.by_ref() {
-            f();
-        }
-        n
-    }
-}
-
-/// What [`WorkerShared::run_deferred`] has not got to: if a closure panics, the others run in the next `progress`.
-struct Rest<'a> {
-    shared: &'a WorkerShared,
-    batch: std::vec::IntoIter<Deferred>,
-}
-
-impl Drop for Rest<'_> {
-    fn drop(&mut self) {
-        if self.batch.len() > 0 {
-            self.shared.deferred.lock().splice(0..0, self.batch.by_ref());
-            self.shared.has_deferred.store(true, Ordering::SeqCst);
-        }
     }
 }
 
@@ -222,12 +187,10 @@ impl Worker {
         let shared = Arc::new(WorkerShared {
             clock: params.clock,
             ifaces: Mutex::new(Arc::new([])),
-            deferred: Mutex::new(Vec::new()),
-            has_deferred: AtomicBool::new(false),
+            deferred: DeferredQueue::default(),
             user_seq: AtomicU64::new(0),
             batching: AtomicBool::new(false),
             has_thread: params.progress_thread,
-            waiting: AtomicBool::new(false),
             user_wake: OnceLock::new(),
             wake,
         });
@@ -250,7 +213,7 @@ impl Worker {
         for i in list.iter() {
             events += i.progress();
         }
-        events + s.run_deferred()
+        events + s.deferred.run()
     }
 
     /// # Errors
@@ -290,10 +253,9 @@ impl Worker {
             }
         };
         wake.drain();
-        // Before the look at what is deferred, so that whoever defers later sees it.
-        self.shared.waiting.store(true, Ordering::SeqCst);
+        self.shared.deferred.sleep_begins();
         let result = self.wait_armed(wake, max);
-        self.shared.waiting.store(false, Ordering::SeqCst);
+        self.shared.deferred.sleep_ends();
         result
     }
 
@@ -310,7 +272,7 @@ impl Worker {
             }
             fds.push(fd);
         }
-        if self.shared.has_deferred.load(Ordering::SeqCst) {
+        if self.shared.deferred.has_any() {
             return Ok(());
         }
         let due = self.next_timeout().map(|t| t.since(self.shared.clock.now()));

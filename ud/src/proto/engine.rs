@@ -444,7 +444,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     }
 
     /// The send list of an endpoint in words, for test failures.
-    #[cfg(test)]
+    #[cfg(all(test, not(uct_loom)))]
     pub(super) fn dump(&self, ep: EpId) -> String {
         let Some(slot) = self.find(ep) else { return "gone".into() };
         let e = &self.eps[slot];
@@ -460,7 +460,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         out
     }
 
-    #[cfg(test)]
+    #[cfg(all(test, not(uct_loom)))]
     pub(super) fn dump_all(&self) -> String {
         self.eps.iter().map(|(slot, ep)| self.dump(EpId { slot, id: ep.id }) + "\n").collect()
     }

@@ -82,8 +82,10 @@ mod stats;
 mod timer;
 mod wire;
 
-#[cfg(test)]
+#[cfg(any(all(test, not(uct_loom)), uct_fuzz))]
 mod tests;
+#[cfg(any(all(test, not(uct_loom)), uct_fuzz))]
+pub use tests::fuzz;
 
 pub use config::{EngineConfig, ExtCaps, Features, PeerCaps};
 pub use describe::{Describe, describe};

@@ -16,6 +16,8 @@
 //! everything is looked at afresh and compared with what was known. Where netlink cannot be had, a warning says so, and
 //! everything else goes on: an endpoint whose resends stay unanswered still has its peer resolved anew.
 
+#[cfg(any(test, uct_fuzz))]
+pub(super) mod fuzz;
 mod message;
 mod paths;
 mod socket;

@@ -17,8 +17,8 @@
 
 mod peer;
 mod run;
-mod talk;
-mod task;
+pub(super) mod talk;
+pub(super) mod task;
 
 use std::{
     io::{self, Write},

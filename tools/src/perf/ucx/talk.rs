@@ -19,18 +19,65 @@ const BLOB_MAX: usize = 4096;
 /// A client whose parameters are not complete, and who sends no more for so long, is of an unknown version.
 const QUIET: Duration = Duration::from_secs(1);
 
+/// What was received and not yet taken.
+#[derive(Default)]
+pub(crate) struct Unread(Vec<u8>);
+
+impl Unread {
+    pub(crate) fn push(&mut self, bytes: &[u8]) {
+        self.0.extend_from_slice(bytes);
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Takes `n` bytes, if they are there.
+    fn take(&mut self, n: usize) -> Option<Vec<u8>> {
+        (self.0.len() >= n).then(|| self.0.drain(..n).collect())
+    }
+
+    /// Takes a barrier. `Err`: what `peer` did, for people.
+    pub(crate) fn barrier(&mut self, peer: &str) -> Result<Option<()>> {
+        let Some(word) = self.take(4) else { return Ok(None) };
+        if word == BARRIER.to_le_bytes() {
+            return Ok(Some(()));
+        }
+        Err(Failure::new(format!("{peer} sent {word:02x?} where a barrier was due: the two sides are out of step")))
+    }
+
+    /// Takes a blob. `Err`: what `peer` did, for people.
+    pub(crate) fn blob(&mut self, peer: &str) -> Result<Option<Vec<u8>>> {
+        let Some(len) = self.0.first_chunk() else { return Ok(None) };
+        let len = u64::from_le_bytes(*len);
+        let Some(len) = usize::try_from(len).ok().filter(|&n| n <= BLOB_MAX) else {
+            return Err(Failure::new(format!(
+                "{peer} announced {len} bytes, at most {BLOB_MAX} are possible: the two sides are out of step"
+            )));
+        };
+        Ok(self.take(8 + len).map(|mut b| b.split_off(8)))
+    }
+}
+
+/// A blob as it travels.
+pub(crate) fn packed_blob(bytes: &[u8]) -> Vec<u8> {
+    let mut all = (bytes.len() as u64).to_le_bytes().to_vec();
+    all.extend_from_slice(bytes);
+    all
+}
+
 /// The connection, and what was received and not yet taken.
 pub(crate) struct Talk {
     stream: TcpStream,
     peer: String,
     timeout: Duration,
-    have: Vec<u8>,
+    have: Unread,
     closed: bool,
 }
 
 impl Talk {
     pub(crate) fn new(stream: TcpStream, peer: String, timeout: Duration) -> Result<Talk> {
-        let talk = Talk { stream, peer, timeout, have: Vec::new(), closed: false };
+        let talk = Talk { stream, peer, timeout, have: Unread::default(), closed: false };
         // Each barrier is a small segment that the peer waits for.
         let set = talk.stream.set_nodelay(true).and_then(|()| talk.stream.set_nonblocking(true));
         set.map_err(|e| talk.failed(&e))?;
@@ -71,7 +118,7 @@ impl Talk {
         while !self.closed && self.have.len() < BLOB_MAX + 64 {
             match self.stream.read(&mut chunk) {
                 Ok(0) => self.closed = true,
-                Ok(n) => self.have.extend_from_slice(&chunk[..n]),
+                Ok(n) => self.have.push(&chunk[..n]),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 // What it sent before still counts.
@@ -84,37 +131,17 @@ impl Talk {
 
     /// Whether the peer closed the connection and nothing of what it sent is left.
     pub(crate) fn is_over(&self) -> bool {
-        self.closed && self.have.is_empty()
-    }
-
-    /// Takes `n` bytes, if they are there.
-    fn take(&mut self, n: usize) -> Option<Vec<u8>> {
-        (self.have.len() >= n).then(|| self.have.drain(..n).collect())
+        self.closed && self.have.len() == 0
     }
 
     /// Takes a barrier.
     pub(crate) fn barrier(&mut self) -> Result<Option<()>> {
-        let Some(word) = self.take(4) else { return Ok(None) };
-        if word == BARRIER.to_le_bytes() {
-            return Ok(Some(()));
-        }
-        Err(Failure::new(format!(
-            "{} sent {word:02x?} where a barrier was due: the two sides are out of step",
-            self.peer
-        )))
+        self.have.barrier(&self.peer)
     }
 
     /// Takes a blob.
     pub(crate) fn blob(&mut self) -> Result<Option<Vec<u8>>> {
-        let Some(len) = self.have.first_chunk() else { return Ok(None) };
-        let len = u64::from_le_bytes(*len);
-        let Some(len) = usize::try_from(len).ok().filter(|&n| n <= BLOB_MAX) else {
-            return Err(Failure::new(format!(
-                "{} announced {len} bytes, at most {BLOB_MAX} are possible: the two sides are out of step",
-                self.peer
-            )));
-        };
-        Ok(self.take(8 + len).map(|mut b| b.split_off(8)))
+        self.have.blob(&self.peer)
     }
 
     pub(crate) fn send_barrier(&mut self) -> Result<()> {
@@ -122,9 +149,7 @@ impl Talk {
     }
 
     pub(crate) fn send_blob(&mut self, bytes: &[u8]) -> Result<()> {
-        let mut all = (bytes.len() as u64).to_le_bytes().to_vec();
-        all.extend_from_slice(bytes);
-        self.send(&all)
+        self.send(&packed_blob(bytes))
     }
 
     /// Waits for the parameters of a client; there is nothing to progress yet.
@@ -136,9 +161,9 @@ impl Talk {
             self.poll()?;
             if self.have.len() > seen || self.closed {
                 (seen, news) = (self.have.len(), Instant::now());
-                match Task::recognise(&self.have, only).map_err(|why| refused(&self.peer, why))? {
+                match Task::recognise(&self.have.0, only).map_err(|why| refused(&self.peer, why))? {
                     Found::Task(task, version, len) => {
-                        self.have.drain(..len);
+                        self.have.0.drain(..len);
                         return Ok((task, version));
                     }
                     Found::Unknown if seen > Task::LEN_MAX => return Err(refused(&self.peer, unknown(seen, only))),

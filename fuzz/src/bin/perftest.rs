@@ -1,0 +1,4 @@
+//! See `uct_tools::perf::fuzz::perftest`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| uct_tools::perf::fuzz::perftest(bytes));
