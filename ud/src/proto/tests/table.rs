@@ -102,8 +102,10 @@ impl Scene {
     }
 }
 
+type Make = fn() -> Scene;
+
 /// The states, each with how to get there.
-fn states() -> Vec<(&'static str, fn() -> Scene)> {
+fn states() -> Vec<(&'static str, Make)> {
     vec![
         ("idle (made for connect-to-endpoint)", || Scene::new(true)),
         ("resolving", || Scene::resolving(false, true)),
@@ -347,7 +349,7 @@ fn view(s: &Scene) -> String {
     }
 }
 
-fn row(make: fn() -> Scene, event: Event) -> String {
+fn row(make: Make, event: Event) -> String {
     let mut s = make();
     let node = &mut s.net.nodes[0];
     node.connected.clear();
