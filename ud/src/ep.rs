@@ -7,12 +7,11 @@ use ib::{
     ah::Origin,
     device::Device,
 };
-use parking_lot::MutexGuard;
 use uct::{
     AmId, Completion, Endpoint, Error, ErrorKind, FlushMode, MemSlice, Posted, Result, Scope, SendError, SendResult,
     ep::{PendingFn, PendingRefused},
     mem::Buf,
-    sync::{AtomicBool, Ordering},
+    sync::{AtomicBool, MutexGuard, Ordering},
 };
 
 use crate::{
