@@ -16,7 +16,7 @@ use super::{
     ep::{Ep, EpId, Is, Owed, Owner, State},
     event::{Begun, EpStateView, Event},
     held::Held,
-    packet::{Packet, PacketKind, Packets, Settle},
+    packet::{Packet, Packets, Settle},
     psn::Psn,
     slab::{NIL, Slab},
     stats::EngineStats,
@@ -511,20 +511,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
             Some(last) if last.psn.is_after(psn) => last.psn,
             _ => psn,
         };
-        let marker = Packet {
-            next: NIL,
-            psn,
-            kind: PacketKind::Marker,
-            sacked: false,
-            ack_req: false,
-            resends: 0,
-            packet_type: 0,
-            charge: 0,
-            serial: 0,
-            sent: Time::ZERO,
-            op: Some(op),
-        };
-        self.push_packet(slot, marker);
+        self.push_packet(slot, Packet::marker(psn, Some(op)));
     }
 }
 

@@ -54,6 +54,23 @@ pub(super) struct Packet<T> {
 }
 
 impl<T> Packet<T> {
+    /// What is no packet: it waits for `psn` to be acknowledged.
+    pub(super) fn marker(psn: Psn, op: Option<T>) -> Self {
+        Packet {
+            next: NIL,
+            psn,
+            kind: PacketKind::Marker,
+            sacked: false,
+            ack_req: false,
+            resends: 0,
+            packet_type: 0,
+            charge: 0,
+            serial: 0,
+            sent: Time::ZERO,
+            op,
+        }
+    }
+
     /// A resend of it may still be in the send queue, where the device reads the payload.
     #[inline]
     pub(super) fn is_resend_queued(&self, tx_done: u64) -> bool {
@@ -139,19 +156,7 @@ impl<T> Packets<T> {
     #[inline(never)]
     fn grow(&mut self) {
         self.free = self.places.len() as u32;
-        self.places.push(Packet {
-            next: NIL,
-            psn: Psn::default(),
-            kind: PacketKind::Marker,
-            sacked: false,
-            ack_req: false,
-            resends: 0,
-            packet_type: 0,
-            charge: 0,
-            serial: 0,
-            sent: Time::ZERO,
-            op: None,
-        });
+        self.places.push(Packet::marker(Psn::default(), None));
     }
 
     /// Frees the place and gives back the operation that was in it, and the serial number of its last posting.
