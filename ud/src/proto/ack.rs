@@ -59,7 +59,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
             e.note_round_trip(now.nanos_since(sent));
         }
         if e.is_lingering() {
-            e.tick_at = if e.in_flight() == 0 { Time::MAX } else { now.add_nanos(e.first_interval(self.tick0)) };
+            e.start_interval(now, self.tick0);
             self.limits.rearm(&self.clock, &mut self.timers, slot, e);
         } else {
             self.limits.restart(&mut self.timers, slot, e, now, self.tick0);

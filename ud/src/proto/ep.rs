@@ -324,6 +324,12 @@ impl<L, R> Ep<L, R> {
         (self.srtt * 4 * patience).clamp(tick0 / EARLY_MAX * patience, tick0)
     }
 
+    /// Starts the resend interval anew; stops it if nothing is in flight.
+    #[inline]
+    pub(super) fn start_interval(&mut self, now: Time, tick0: u64) {
+        self.tick_at = if self.in_flight() == 0 { Time::MAX } else { now.add_nanos(self.first_interval(tick0)) };
+    }
+
     pub(super) fn is_window_open(&self, reserved: u16) -> bool {
         self.psn.add(reserved).is_before(self.max_psn)
     }

@@ -46,8 +46,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     /// [`Engine::handle_packet`] for what nearly every packet is: the next message of a connected endpoint, with nothing
     /// waiting behind a gap, from the endpoint's peer. Does what the long way would do, without the questions whose answers
     /// are known. The message is to be delivered to the handler of the answered id; `None`: it is something else, and
-    /// nothing was done. What it acknowledges is settled by `with`, or is left for
-    /// [`Engine::poll_done`].
+    /// nothing was done. What it acknowledges is settled by `with`, or is left for [`Engine::poll_done`].
     #[inline(always)]
     pub fn handle_plain(
         &mut self,

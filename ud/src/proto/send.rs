@@ -120,7 +120,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
             e.tick = self.tick0;
             self.limits.restart(&mut self.timers, ep.slot, e, now, self.tick0);
         } else if e.tick_at == Time::MAX {
-            e.tick_at = now.add_nanos(e.first_interval(self.tick0));
+            e.start_interval(now, self.tick0);
             self.limits.rearm(&self.clock, &mut self.timers, ep.slot, e);
         }
         self.stats.tx_am += 1;
@@ -207,7 +207,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         e.psn = e.psn.next();
         e.last_serial = packet.serial;
         if e.tick_at == Time::MAX || e.in_flight() == 1 {
-            e.tick_at = now.add_nanos(e.first_interval(self.tick0));
+            e.start_interval(now, self.tick0);
             self.limits.rearm(&self.clock, &mut self.timers, slot, e);
         }
         self.push_packet(slot, packet);
