@@ -9,7 +9,7 @@ use uct::config::Value;
 use crate::{
     addr::{DeviceAddr, EpAddr, IfaceAddr, LinkAddr, ah_attr},
     config::{PathMtu, ReachabilityMode, SoftMtu, SubnetPrefix, Subnets},
-    device::{GRH_LEN, GidEntry, LinkLayer, RoceVersion},
+    device::{GRH_LEN, LinkLayer},
     gid::LocalPort,
     reach::{look_up, parse_ipv4, parse_ipv6},
     soft::{
@@ -17,32 +17,15 @@ use crate::{
         icrc::{Flow, IdSolver},
     },
     sw::grh,
-    types::{Gid, Lid, Mtu, PKey},
+    types::Gid,
 };
 
 /// A port to be reached from.
 fn port(link_layer: LinkLayer, ip: [u8; 4]) -> LocalPort {
-    let gid = Gid::from_ip(IpAddr::from(ip));
     LocalPort {
         device: "rxe0".into(),
-        port: 1,
-        link_layer,
-        lid: Lid(1),
-        gid: GidEntry { index: 0, gid, version: RoceVersion::V2, netdev: None },
-        mtu: Mtu::M1024,
-        path_mtu: Mtu::M1024,
-        pkey: PKey::DEFAULT,
-        pkey_index: 0,
-        sl: 0,
-        traffic_class: 0,
-        hop_limit: 255,
         force_global: true,
-        flid_route: true,
-        path_factor: 1,
-        path_bits: vec![0],
-        num_paths: 1,
-        soft: None,
-        reason: String::new(),
+        ..LocalPort::example(link_layer, Gid::from_ip(IpAddr::from(ip)))
     }
 }
 

@@ -68,6 +68,32 @@ pub struct LocalPort {
 }
 
 impl LocalPort {
+    /// A port for tests, as of a RoCE v2 device of no distinction.
+    #[cfg(any(test, uct_fuzz))]
+    pub(crate) fn example(link_layer: LinkLayer, gid: Gid) -> Self {
+        LocalPort {
+            device: "dev0".into(),
+            port: 1,
+            link_layer,
+            lid: Lid(1),
+            gid: GidEntry { index: 0, gid, version: RoceVersion::V2, netdev: None },
+            mtu: Mtu::M1024,
+            path_mtu: Mtu::M1024,
+            pkey: PKey::DEFAULT,
+            pkey_index: 0,
+            sl: 0,
+            traffic_class: 0,
+            hop_limit: 255,
+            force_global: link_layer == LinkLayer::Ethernet,
+            flid_route: true,
+            path_factor: 1,
+            path_bits: vec![0],
+            num_paths: 1,
+            soft: None,
+            reason: String::new(),
+        }
+    }
+
     /// The address peers reach this port by. `incarnation` and `features` go into the trailer of soft devices.
     pub fn device_addr(&self, incarnation: u64, features: Features) -> DeviceAddr {
         let gid = self.gid.gid;

@@ -65,10 +65,7 @@ pub(crate) fn warn_if_shared(local: &LocalPort) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        device::{GidEntry, RoceVersion},
-        types::{Gid, Lid, Mtu, PKey},
-    };
+    use crate::types::Gid;
 
     struct Net24;
 
@@ -83,28 +80,10 @@ mod tests {
     }
 
     fn port(device: &str, ip: &str, netdev: Option<&str>) -> LocalPort {
-        let gid = Gid::from_ip(ip.parse().unwrap());
-        LocalPort {
-            device: device.into(),
-            port: 1,
-            link_layer: LinkLayer::Ethernet,
-            lid: Lid(0),
-            gid: GidEntry { index: 0, gid, version: RoceVersion::V2, netdev: netdev.map(String::from) },
-            mtu: Mtu::M1024,
-            path_mtu: Mtu::M1024,
-            pkey: PKey::DEFAULT,
-            pkey_index: 0,
-            sl: 0,
-            traffic_class: 0,
-            hop_limit: 255,
-            force_global: true,
-            flid_route: true,
-            path_factor: 1,
-            path_bits: vec![0],
-            num_paths: 1,
-            soft: None,
-            reason: String::new(),
-        }
+        let mut port = LocalPort::example(LinkLayer::Ethernet, Gid::from_ip(ip.parse().unwrap()));
+        port.device = device.into();
+        port.gid.netdev = netdev.map(String::from);
+        port
     }
 
     #[test]

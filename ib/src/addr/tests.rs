@@ -157,28 +157,9 @@ fn interface_and_endpoint_addresses() {
 }
 
 fn local(link_layer: LinkLayer, gid: &str) -> LocalPort {
-    let gid = Gid::from_ip(gid.parse().unwrap());
-    LocalPort {
-        device: "dev0".into(),
-        port: 1,
-        link_layer,
-        lid: Lid(0x99),
-        gid: GidEntry { index: 3, gid, version: RoceVersion::V2, netdev: None },
-        mtu: Mtu::M1024,
-        path_mtu: Mtu::M1024,
-        pkey: PKey::DEFAULT,
-        pkey_index: 0,
-        sl: 0,
-        traffic_class: 106,
-        hop_limit: 255,
-        force_global: link_layer == LinkLayer::Ethernet,
-        flid_route: true,
-        path_factor: 1,
-        path_bits: vec![0],
-        num_paths: 1,
-        soft: None,
-        reason: String::new(),
-    }
+    let example = LocalPort::example(link_layer, Gid::from_ip(gid.parse().unwrap()));
+    let gid = GidEntry { index: 3, ..example.gid.clone() };
+    LocalPort { lid: Lid(0x99), gid, traffic_class: 106, ..example }
 }
 
 fn soft(host_id: u64) -> Option<SoftIdentity> {

@@ -44,27 +44,9 @@ fn ip(text: &str) -> IpAddr {
 }
 
 fn port(link_layer: LinkLayer, gid: &str) -> LocalPort {
-    LocalPort {
-        device: "dev0".into(),
-        port: 1,
-        link_layer,
-        lid: Lid(5),
-        gid: GidEntry { index: 0, gid: Gid::from_ip(ip(gid)), version: RoceVersion::V2, netdev: Some("eth0".into()) },
-        mtu: Mtu::M4096,
-        path_mtu: Mtu::M4096,
-        pkey: PKey::DEFAULT,
-        pkey_index: 0,
-        sl: 0,
-        traffic_class: 0,
-        hop_limit: 255,
-        force_global: false,
-        flid_route: true,
-        path_factor: 1,
-        path_bits: vec![0],
-        num_paths: 1,
-        soft: None,
-        reason: String::new(),
-    }
+    let example = LocalPort::example(link_layer, Gid::from_ip(ip(gid)));
+    let gid = GidEntry { netdev: Some("eth0".into()), ..example.gid.clone() };
+    LocalPort { lid: Lid(5), gid, mtu: Mtu::M4096, path_mtu: Mtu::M4096, force_global: false, ..example }
 }
 
 fn roce(gid: &str) -> LocalPort {

@@ -10,9 +10,9 @@ use std::{collections::BTreeMap, time::Duration};
 
 use uct::ErrorKind;
 
-use super::net::{Faults, Link, Net, take_completion};
+use super::net::{Faults, Link, Net};
 use crate::proto::{
-    ConnectOutcome, EpId, Features, FlushOutcome, PeerCaps, SendKind, describe,
+    ConnectOutcome, EpId, Features, PeerCaps, SendKind, describe,
     wire::{self, Neth},
 };
 
@@ -259,19 +259,8 @@ impl<'a> Program<'a> {
     /// Flush, check, or ask for news when it is writable.
     fn wait_for_it(&mut self) {
         let Some(i) = self.pick() else { return };
-        let (n, ep, now) = (self.held[i].node, self.held[i].ep, self.net.now);
-        let which = self.tape.byte() % 3;
-        let node = &mut self.net.nodes[n];
-        let op = node.op(b"");
-        match which {
-            0 => {
-                if let Ok(FlushOutcome::Done(op)) = node.eng.flush(now, ep, op) {
-                    node.note_done(op, Ok(()));
-                }
-            }
-            1 => drop(node.eng.check(now, ep, Some(op))),
-            _ => node.eng.want_writable(ep),
-        }
+        let way = u64::from(self.tape.byte() % 3);
+        self.net.wait_for(self.held[i].node, self.held[i].ep, way);
     }
 
     fn destroy(&mut self) {
@@ -285,12 +274,7 @@ impl<'a> Program<'a> {
 
     fn cancel(&mut self) {
         let Some(i) = self.pick() else { return };
-        let (n, ep, now) = (self.held[i].node, self.held[i].ep, self.net.now);
-        let mut seen = Vec::new();
-        self.net.nodes[n].eng.cancel(now, ep, |o| seen.extend(take_completion(o)));
-        for op in seen {
-            self.net.nodes[n].done.entry(op).or_default().push(Err(ErrorKind::Canceled));
-        }
+        self.net.cancel(self.held[i].node, self.held[i].ep);
     }
 
     fn invalidate(&mut self) {
@@ -307,11 +291,7 @@ impl<'a> Program<'a> {
     /// A new process at the address of one. No packet outlives the old one: data packets have no room to tell them apart.
     fn restart(&mut self, n: usize) {
         self.check_node(n);
-        self.net.restart(n, |cfg| {
-            if let Some(ident) = &mut cfg.foreign_ident {
-                ident[1] = ident[1].wrapping_add(1);
-            }
-        });
+        self.net.restart_process(n);
         self.net.clear_wire();
         self.held.retain(|h| h.node != n);
         self.life[n] += 1;

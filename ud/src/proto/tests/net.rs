@@ -9,8 +9,8 @@ use std::{
 use uct::{ErrorKind, Time};
 
 use crate::proto::{
-    CreqOutcome, EngineConfig, EpId, Event, ExtCaps, Outstanding, PeerCaps, Refused, RxMeta, RxVerdict, SendKind,
-    TransmitKind, describe, engine::scramble,
+    CreqOutcome, EngineConfig, EpId, Event, ExtCaps, FlushOutcome, Outstanding, PeerCaps, Refused, RxMeta, RxVerdict,
+    SendKind, TransmitKind, describe, engine::scramble,
 };
 
 /// One user operation. `alive` is the completion: taken out on destroy.
@@ -277,8 +277,8 @@ impl Net {
         let op = node.op(b"flush");
         let id = op.id;
         match node.eng.flush(now, ep, op).map_err(|(_, r)| r).unwrap() {
-            crate::proto::FlushOutcome::Done(op) => node.note_done(op, Ok(())),
-            crate::proto::FlushOutcome::InProgress => {}
+            FlushOutcome::Done(op) => node.note_done(op, Ok(())),
+            FlushOutcome::InProgress => {}
         }
         id
     }
@@ -286,10 +286,39 @@ impl Net {
     /// Destroys; operations count as finished with `Canceled`, as the glue does it.
     pub(super) fn destroy(&mut self, n: usize, ep: EpId) {
         let (now, node) = (self.now, &mut self.nodes[n]);
-        let mut cancelled = Vec::new();
-        node.eng.destroy(now, ep, |o| cancelled.push(take_completion(o)));
-        for id in cancelled.into_iter().flatten() {
-            node.done.entry(id).or_default().push(Err(ErrorKind::Canceled));
+        let mut seen = Vec::new();
+        node.eng.destroy(now, ep, |o| seen.extend(take_completion(o)));
+        node.note_canceled(seen);
+    }
+
+    /// Gives up what is outstanding, as the glue does it.
+    pub(super) fn cancel(&mut self, n: usize, ep: EpId) {
+        let (now, node) = (self.now, &mut self.nodes[n]);
+        let mut seen = Vec::new();
+        node.eng.cancel(now, ep, |o| seen.extend(take_completion(o)));
+        node.note_canceled(seen);
+    }
+
+    /// Closes the interface, as the glue does it.
+    pub(super) fn close_all(&mut self, n: usize) {
+        let (now, node) = (self.now, &mut self.nodes[n]);
+        let mut seen = Vec::new();
+        node.eng.close_all(now, |o| seen.extend(take_completion(o)));
+        node.note_canceled(seen);
+    }
+
+    /// Asks for news of the endpoint in one of three ways: flush, check, or when it is writable.
+    pub(super) fn wait_for(&mut self, n: usize, ep: EpId, way: u64) {
+        let (now, node) = (self.now, &mut self.nodes[n]);
+        let op = node.op(b"");
+        match way {
+            0 => {
+                if let Ok(FlushOutcome::Done(op)) = node.eng.flush(now, ep, op) {
+                    node.note_done(op, Ok(()));
+                }
+            }
+            1 => drop(node.eng.check(now, ep, Some(op))),
+            _ => node.eng.want_writable(ep),
         }
     }
 
@@ -522,6 +551,15 @@ impl Net {
         let addr = self.nodes[n].addr;
         self.nodes[n] = Node::new(addr, cfg);
     }
+
+    /// [`Net::restart`] with nothing else changed. What is no process of ours is told apart by its identity.
+    pub(super) fn restart_process(&mut self, n: usize) {
+        self.restart(n, |cfg| {
+            if let Some(ident) = &mut cfg.foreign_ident {
+                ident[1] = ident[1].wrapping_add(1);
+            }
+        });
+    }
 }
 
 /// What the glue does with an unfinished operation: its completion fires now.
@@ -570,6 +608,12 @@ impl Node {
         if op.is_alive {
             self.done.entry(op.id).or_default().push(result);
             self.done_order.push(op.id);
+        }
+    }
+
+    fn note_canceled(&mut self, ops: Vec<u64>) {
+        for id in ops {
+            self.done.entry(id).or_default().push(Err(ErrorKind::Canceled));
         }
     }
 

@@ -11,7 +11,7 @@ use uct::ErrorKind;
 use super::{
     handshake::creq_from,
     hazards::{IDENT, am, crep, neth},
-    net::{Engine, Net, Node, take_completion},
+    net::{Engine, Net, Node},
 };
 use crate::proto::{EpId, ExtCaps, FlushOutcome, RxVerdict, describe, wire};
 
@@ -31,18 +31,46 @@ struct Scene {
     seen: u16,
 }
 
+/// The two nodes, before there is any endpoint.
+fn nodes(is_ours: bool) -> Net {
+    let mut net = Net::with(2, 1, |i, cfg| {
+        cfg.hold_max = 8;
+        if i == 1 && !is_ours {
+            cfg.foreign_ident = Some(IDENT);
+        }
+    });
+    net.nodes[1].is_running = false;
+    net.records = true;
+    net
+}
+
+/// What the peer's process is recognised by.
+fn ident(net: &Net) -> [u8; 20] {
+    let cfg = &net.nodes[1].cfg;
+    cfg.foreign_ident.unwrap_or_else(|| {
+        wire::ext_ident(&ExtCaps { features: cfg.features, incarnation: cfg.incarnation, rx_budget: cfg.rx_budget })
+    })
+}
+
 impl Scene {
-    fn new(is_ours: bool) -> Scene {
-        let mut net = Net::with(2, 1, |i, cfg| {
-            cfg.hold_max = 8;
-            if i == 1 && !is_ours {
-                cfg.foreign_ident = Some(IDENT);
-            }
-        });
-        net.nodes[1].is_running = false;
-        net.records = true;
-        let ep = net.nodes[0].eng.create_ep(net.now).unwrap();
+    fn of(net: Net, ep: EpId) -> Scene {
         Scene { net, ep, psn: FIRST, seen: FIRST.wrapping_sub(1) }
+    }
+
+    fn idle() -> Scene {
+        let mut net = nodes(true);
+        let ep = net.nodes[0].eng.create_ep(net.now).unwrap();
+        Scene::of(net, ep)
+    }
+
+    fn unclaimed() -> Scene {
+        let mut net = nodes(true);
+        let request = creq_from(1, 0x101, PEER_EP, 0, ident(&net));
+        assert!(matches!(net.receive(0, 0x101, &request), RxVerdict::Creq(_)));
+        net.settle();
+        let (slot, made) = net.nodes[0].eng.eps.iter().next().expect("it was made");
+        let ep = EpId { slot, id: made.id };
+        Scene { psn: FIRST.wrapping_add(1), seen: FIRST, ..Scene::of(net, ep) }
     }
 
     fn eng(&mut self) -> &mut Engine {
@@ -50,20 +78,11 @@ impl Scene {
     }
 
     fn resolving(resolves: bool, is_ours: bool) -> Scene {
-        let mut s = Scene::new(is_ours);
-        let idle = s.ep;
-        s.net.destroy(0, idle);
-        s.net.nodes[0].resolves = resolves;
-        s.ep = s.net.connect(0, 1);
-        s.net.settle();
-        s
-    }
-
-    fn ident(&self) -> [u8; 20] {
-        self.net.nodes[1].cfg.foreign_ident.unwrap_or_else(|| {
-            let cfg = &self.net.nodes[1].cfg;
-            wire::ext_ident(&ExtCaps { features: cfg.features, incarnation: cfg.incarnation, rx_budget: cfg.rx_budget })
-        })
+        let mut net = nodes(is_ours);
+        net.nodes[0].resolves = resolves;
+        let ep = net.connect(0, 1);
+        net.settle();
+        Scene::of(net, ep)
     }
 
     fn hear(&mut self, bytes: &[u8]) -> RxVerdict {
@@ -78,7 +97,7 @@ impl Scene {
 
     fn connected(is_ours: bool) -> Scene {
         let mut s = Scene::resolving(true, is_ours);
-        let ident = s.ident();
+        let ident = ident(&s.net);
         let bytes = s.crep(PEER_EP, ident);
         assert_eq!(s.hear(&bytes), RxVerdict::Control);
         assert!(s.net.nodes[0].eng.is_connected(s.ep));
@@ -107,21 +126,10 @@ type Make = fn() -> Scene;
 /// The states, each with how to get there.
 fn states() -> Vec<(&'static str, Make)> {
     vec![
-        ("idle (made for connect-to-endpoint)", || Scene::new(true)),
+        ("idle (made for connect-to-endpoint)", Scene::idle),
         ("resolving", || Scene::resolving(false, true)),
         ("connecting", || Scene::resolving(true, true)),
-        ("unclaimed (a peer asked)", || {
-            let mut s = Scene::new(true);
-            let idle = s.ep;
-            s.net.destroy(0, idle);
-            let ident = s.ident();
-            let bytes = creq_from(1, 0x101, PEER_EP, 0, ident);
-            assert!(matches!(s.hear(&bytes), RxVerdict::Creq(_)));
-            let (slot, made) = s.eng().eps.iter().next().expect("it was made");
-            s.ep = EpId { slot, id: made.id };
-            (s.psn, s.seen) = (FIRST.wrapping_add(1), FIRST);
-            s
-        }),
+        ("unclaimed (a peer asked)", Scene::unclaimed),
         ("connected", || Scene::connected(true)),
         ("connected to UCX", || Scene::connected(false)),
         ("connected, two packets unacknowledged", || Scene::sent(true)),
@@ -193,11 +201,11 @@ fn events() -> Vec<(&'static str, Event)> {
             String::new()
         }),
         ("CREQ, first connection", |s| {
-            let bytes = creq_from(1, 0x101, PEER_EP, 0, s.ident());
+            let bytes = creq_from(1, 0x101, PEER_EP, 0, ident(&s.net));
             packet(s, &bytes)
         }),
         ("CREQ, first connection, other endpoint", |s| {
-            let bytes = creq_from(1, 0x101, OTHER_EP, 0, s.ident());
+            let bytes = creq_from(1, 0x101, OTHER_EP, 0, ident(&s.net));
             packet(s, &bytes)
         }),
         ("CREQ of another process at that address", |s| {
@@ -205,16 +213,16 @@ fn events() -> Vec<(&'static str, Event)> {
             packet(s, &bytes)
         }),
         ("CREQ with the reserved number", |s| {
-            let bytes = creq_from(1, 0x101, PEER_EP, u32::MAX, s.ident());
+            let bytes = creq_from(1, 0x101, PEER_EP, u32::MAX, ident(&s.net));
             packet(s, &bytes)
         }),
         ("CREP", |s| {
-            let ident = s.ident();
+            let ident = ident(&s.net);
             let bytes = crep(s.ep.wire_id(), FIRST, FIRST, PEER_EP, ident);
             packet(s, &bytes)
         }),
         ("CREP, other endpoint", |s| {
-            let ident = s.ident();
+            let ident = ident(&s.net);
             let bytes = crep(s.ep.wire_id(), FIRST, FIRST, OTHER_EP, ident);
             packet(s, &bytes)
         }),
@@ -300,13 +308,7 @@ fn events() -> Vec<(&'static str, Event)> {
             String::new()
         }),
         ("the interface closes", |s| {
-            let now = s.net.now;
-            let node = &mut s.net.nodes[0];
-            let mut cancelled = Vec::new();
-            node.eng.close_all(now, |o| cancelled.push(take_completion(o)));
-            for id in cancelled.into_iter().flatten() {
-                node.done.entry(id).or_default().push(Err(ErrorKind::Canceled));
-            }
+            s.net.close_all(0);
             String::new()
         }),
     ]

@@ -130,29 +130,14 @@ impl World {
 
     fn cancel(&mut self) {
         let Some(i) = self.pick() else { return };
-        let (n, ep, now) = (self.held[i].node, self.held[i].ep, self.net.now);
-        let mut seen = Vec::new();
-        self.net.nodes[n].eng.cancel(now, ep, |o| seen.extend(take_completion(o)));
-        for op in seen {
-            self.net.nodes[n].done.entry(op).or_default().push(Err(uct::ErrorKind::Canceled));
-        }
+        self.net.cancel(self.held[i].node, self.held[i].ep);
     }
 
     /// Flush or check or want_writable.
     fn wait_for_it(&mut self) {
         let Some(i) = self.pick() else { return };
-        let (n, ep, now) = (self.held[i].node, self.held[i].ep, self.net.now);
-        let node = &mut self.net.nodes[n];
-        let op = node.op(b"");
-        match self.rng.below(3) {
-            0 => {
-                if let Ok(crate::proto::FlushOutcome::Done(op)) = node.eng.flush(now, ep, op) {
-                    node.note_done(op, Ok(()));
-                }
-            }
-            1 => drop(node.eng.check(now, ep, Some(op))),
-            _ => node.eng.want_writable(ep),
-        }
+        let way = self.rng.below(3);
+        self.net.wait_for(self.held[i].node, self.held[i].ep, way);
     }
 
     fn end(&mut self, how: impl Fn(&mut Net, usize, EpId)) {
@@ -163,11 +148,7 @@ impl World {
 
     fn restart(&mut self, n: usize) {
         self.check_node(n);
-        self.net.restart(n, |cfg| {
-            if let Some(ident) = &mut cfg.foreign_ident {
-                ident[1] = ident[1].wrapping_add(1);
-            }
-        });
+        self.net.restart_process(n);
         if self.is_strict {
             self.net.clear_wire();
         }
