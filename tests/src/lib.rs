@@ -10,6 +10,7 @@ pub mod fabric;
 pub mod fd;
 pub mod flow;
 pub mod hooks;
+pub mod hunt;
 pub mod log;
 pub mod memory;
 pub mod packets;

@@ -3,22 +3,19 @@
 //! operation is settled once; endpoints fail only with a reason; buffers and address handles go home; who has nothing to do
 //! sets no timer.
 //!
-//! `SIM_SEED=n` runs one seed, `SIM_SEEDS=n` so many random ones, with `SIM_FROM=n` drawn from there. Seeds that have found something are kept in `seeds.txt`.
+//! Which seeds run the environment says, see `uct_tests::hunt`. Those that have found something are kept in `seeds.txt`.
 
 use std::{
     collections::BTreeMap,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::{
         Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
 
-use ib::{
-    sim::Faults,
-    sw::{Rng, entropy},
-};
+use ib::{sim::Faults, sw::Rng};
 use uct::{Completion, Ep, EpParams, FlushMode, Posted, SendError};
 use uct_tests::{
     fabric::Sim,
@@ -27,44 +24,17 @@ use uct_tests::{
 };
 
 mod sim {
+    use uct_tests::hunt;
+
     /// See the module. The name is part of the command that a failing world prints.
     #[test]
     fn seeds() {
-        super::run_all();
+        hunt::run(&hunt::kept(include_str!("seeds.txt")), super::USUAL, hunt::drawn, super::run_one);
     }
 }
 
-fn run_all() {
-    let number = |name: &str| std::env::var(name).ok().and_then(|s| s.parse::<u64>().ok());
-    if let Some(seed) = number("SIM_SEED") {
-        return run_one(seed);
-    }
-    let count = number("SIM_SEEDS").unwrap_or(if cfg!(debug_assertions) { 100 } else { 1000 });
-    let kept = include_str!("seeds.txt").lines().filter_map(|l| l.split('#').next()?.trim().parse().ok());
-    // The usual run is the same every time; who asks for a number of seeds gets fresh ones, unless told where to draw from.
-    let from = number("SIM_FROM").unwrap_or_else(|| if number("SIM_SEEDS").is_some() { entropy() } else { 1 });
-    println!("{count} seeds, SIM_FROM={from}");
-    let mut draw = Rng::new(from);
-    let seeds: Vec<u64> = kept.chain((0..count).map(|_| draw.next_u64() >> 32)).collect();
-    let next = AtomicUsize::new(0);
-    std::thread::scope(|s| {
-        let threads = std::thread::available_parallelism().map_or(2, |n| n.get());
-        let workers: Vec<_> = (0..threads)
-            .map(|_| {
-                s.spawn(|| {
-                    while let Some(&seed) = seeds.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        run_one(seed);
-                    }
-                })
-            })
-            .collect();
-        for w in workers {
-            if let Err(e) = w.join() {
-                resume_unwind(e);
-            }
-        }
-    });
-}
+/// Seeds of a run that asks for none.
+const USUAL: u64 = if cfg!(debug_assertions) { 100 } else { 1000 };
 
 fn run_one(seed: u64) {
     let mut rng = Rng::new(seed);

@@ -10,16 +10,11 @@
 
 use std::{
     fmt::Write,
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     time::Duration,
 };
 
-use ib::{
-    sim::Faults,
-    sw::{Rng, entropy},
-    types::Mtu,
-};
+use ib::{sim::Faults, sw::Rng, types::Mtu};
 use uct::{Completion, Ep, ErrorKind, FlushMode, Posted, SendError, completion::CompletionStatus};
 use uct_tests::{
     fabric::Sim,
@@ -35,47 +30,22 @@ const ACTIONS: usize = 120;
 const EPS_MAX: usize = 12;
 
 mod sim {
+    use uct_tests::hunt;
+
     /// The name that a failure says to repeat.
     #[test]
     fn storms() {
-        super::run();
+        hunt::run(&[], super::USUAL, hunt::counted, super::run);
     }
 }
 
-fn number(variable: &str) -> Option<u64> {
-    let text = std::env::var(variable).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{variable}={text}: not a number")))
-}
-
-fn run() {
-    let (count, first) = match (number("SIM_SEED"), number("SIM_SEEDS")) {
-        (Some(seed), _) => (1, seed),
-        (None, Some(n)) => (n, number("SIM_FROM").unwrap_or_else(|| entropy() >> 20)),
-        (None, None) => (USUAL, 1),
-    };
-    println!("{count} seeds from {first}");
-    let (next, failed) = (AtomicU64::new(first), AtomicBool::new(false));
-    std::thread::scope(|s| {
-        for _ in 0..std::thread::available_parallelism().map_or(1, |n| n.get()) {
-            s.spawn(|| {
-                while !failed.load(Relaxed) {
-                    let seed = next.fetch_add(1, Relaxed);
-                    if seed >= first + count {
-                        break;
-                    }
-                    let mut storm = Storm::new(seed);
-                    if catch_unwind(AssertUnwindSafe(|| storm.run())).is_err() {
-                        failed.store(true, Relaxed);
-                        eprintln!("seed {seed}: {}", storm.log);
-                        eprintln!(
-                            "seed {seed} failed; SIM_SEED={seed} cargo test -p uct-tests --test storms repeats it"
-                        );
-                    }
-                }
-            });
-        }
-    });
-    assert!(!failed.load(Relaxed), "a seed failed, see above");
+fn run(seed: u64) {
+    let mut storm = Storm::new(seed);
+    if let Err(e) = catch_unwind(AssertUnwindSafe(|| storm.run())) {
+        eprintln!("seed {seed}: {}", storm.log);
+        eprintln!("seed {seed} failed; SIM_SEED={seed} cargo test -p uct-tests --test storms repeats it");
+        resume_unwind(e);
+    }
 }
 
 /// What a user may be told when the other one has given up the endpoint that they shared: that it was closed, or, if that

@@ -6,7 +6,10 @@
 //! ci/sim --minutes 10                                   fresh ones for ten minutes
 //! ```
 
-use uct_tests::worlds::hunt;
+use uct_tests::{
+    hunt,
+    worlds::live::{self, live},
+};
 
 /// Seeds of a run that asks for none.
 const USUAL: u64 = if cfg!(debug_assertions) { 60 } else { 1000 };
@@ -17,14 +20,14 @@ mod sim {
     /// The name that a failure says to repeat.
     #[test]
     fn worlds() {
-        hunt::run(&hunt::kept(include_str!("worlds.txt")), USUAL);
+        live::hunt(&hunt::kept(include_str!("worlds.txt")), USUAL);
     }
 
     /// To the bit: all packets and their times.
     #[test]
     fn one_seed_gives_one_world() {
         for seed in [1, 2, 3] {
-            assert_eq!(hunt::live(seed), hunt::live(seed), "world {seed}");
+            assert_eq!(live(seed), live(seed), "world {seed}");
         }
     }
 }

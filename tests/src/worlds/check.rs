@@ -1,5 +1,5 @@
-//! What must hold: while everything happens ([`Run::watch`]), when it is over ([`Run::calm`]), and at the end of a process
-//! ([`Run::tear_down`]).
+//! What must hold: while everything happens (`Run::watch`), when it is over (`Run::calm`), and at the end of a process
+//! (`Run::tear_down`).
 
 use std::{sync::Arc, time::Duration};
 

@@ -5,7 +5,7 @@
 //! faults, the settings of every host, where PSNs and connection numbers start, what the users do, and what befalls them
 //! ([`draw::Trouble`]). Then the faults stop, and everything must come to rest within a bound of virtual time.
 //!
-//! Start reading at [`run::Run::live`]; what must hold is in [`check`]. [`hunt`] runs many worlds, and says how to repeat one.
+//! Start reading at [`run::Run::live`]; what must hold is in [`check`]. [`live`] runs one or many, and says how to repeat one.
 //!
 //! ```text
 //! host.rs   a process, its clock, what its callbacks reach      draw.rs   what a seed decides beforehand
@@ -20,7 +20,7 @@
 pub mod check;
 pub mod draw;
 pub mod host;
-pub mod hunt;
 pub mod line;
+pub mod live;
 pub mod run;
 pub mod wire;

@@ -1,15 +1,15 @@
-//! Runs worlds: kept seeds, the usual ones, one, or fresh ones for some minutes.
+//! Runs worlds: one, or many with an account of them.
 
 use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     time::{Duration, Instant},
 };
 
-use ib::sw::{Rng, entropy};
 use parking_lot::Mutex;
 use uct::Time;
 
 use super::{draw::Plan, run::Run};
+use crate::hunt;
 
 /// What a world was like, for the account at the end.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -43,7 +43,7 @@ pub fn live(seed: u64) -> Lived {
     };
     if let Err(e) = result {
         // The first line of the report says what it is.
-        let why = e.downcast_ref::<String>().and_then(|t| t.lines().next()).unwrap_or("a panic, see above").to_string();
+        let why = hunt::why(&*e).to_string();
         let first = run.log.len().saturating_sub(400);
         eprintln!("world {seed}: {about}\n{}", run.log[first..].join("\n"));
         eprintln!(
@@ -68,62 +68,25 @@ pub fn live(seed: u64) -> Lived {
     }
 }
 
-fn number(variable: &str) -> Option<u64> {
-    let text = std::env::var(variable).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{variable}={text}: not a number")))
-}
-
-/// The seeds of a text: one a line, `#` begins a comment.
-pub fn kept(text: &str) -> Vec<u64> {
-    text.lines().filter_map(|l| l.split('#').next()?.trim().parse().ok()).collect()
-}
-
-/// What the environment asks for: `SIM_SEED=n` one world; `SIM_MINUTES=n` fresh ones for so long; `SIM_SEEDS=n` so many
-/// fresh ones, with `SIM_FROM=n` drawn from there; else `kept`, and `usual` ones that are the same in every run. The first
-/// that fails ends it, unless `SIM_KEEP_GOING` is set.
+/// Hunts in worlds, see [`crate::hunt`], and says at the end what a minute has bought.
 ///
 /// # Panics
 /// If one fails.
-pub fn run(kept: &[u64], usual: u64) {
-    if let Some(seed) = number("SIM_SEED") {
-        let lived = live(seed);
-        return println!("world {seed}: {lived:?}");
-    }
-    let minutes = number("SIM_MINUTES");
-    let count = number("SIM_SEEDS");
-    let fresh = minutes.is_some() || count.is_some();
-    let from = number("SIM_FROM").unwrap_or_else(|| if fresh { entropy() >> 20 } else { 1 });
-    let end = minutes.map(|m| Instant::now() + Duration::from_secs(m * 60));
-    let count = match (minutes, count) {
-        (Some(_), None) => u64::MAX,
-        (_, Some(n)) => n,
-        (None, None) => usual,
-    };
-    println!("SIM_FROM={from}, {} kept seeds", kept.len());
-    // Seeds are short, so that they are easily told.
-    let mut draw = Rng::new(from);
-    let fresh = std::iter::from_fn(move || Some(draw.next_u64() >> 32));
-    let worlds = Mutex::new(kept.iter().copied().chain(fresh.take(usize::try_from(count).unwrap_or(usize::MAX))));
-    let (tally, failed) = (Mutex::new(Tally::default()), Mutex::new(Vec::new()));
-    let keep_going = std::env::var_os("SIM_KEEP_GOING").is_some();
-    let goes_on = |failed: &Vec<String>| keep_going || failed.is_empty();
-    let start = Instant::now();
-    std::thread::scope(|s| {
-        for _ in 0..std::thread::available_parallelism().map_or(1, |n| n.get()) {
-            s.spawn(|| {
-                while goes_on(&failed.lock()) && end.is_none_or(|t| Instant::now() < t) {
-                    let Some(seed) = worlds.lock().next() else { break };
-                    match catch_unwind(|| live(seed)) {
-                        Ok(lived) => tally.lock().add(&lived),
-                        Err(e) => failed.lock().push(e.downcast_ref::<String>().cloned().unwrap_or_default()),
-                    }
-                }
-            });
-        }
-    });
+pub fn hunt(kept: &[u64], usual: u64) {
+    let (tally, start) = (Mutex::new(Tally::default()), Instant::now());
+    let result = catch_unwind(AssertUnwindSafe(|| {
+        hunt::run(kept, usual, hunt::drawn, |seed| {
+            let lived = live(seed);
+            if hunt::number("SIM_SEED").is_some() {
+                println!("world {seed}: {lived:?}");
+            }
+            tally.lock().add(&lived);
+        });
+    }));
     println!("{}", tally.lock().report(start.elapsed()));
-    let failed = failed.into_inner();
-    assert!(failed.is_empty(), "{} worlds failed, see above:\n{}", failed.len(), failed.join("\n"));
+    if let Err(e) = result {
+        resume_unwind(e);
+    }
 }
 
 #[derive(Default)]
