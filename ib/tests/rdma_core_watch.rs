@@ -238,6 +238,21 @@ fn behind_a_gateway_the_route_and_the_gateway_count() {
     }
 }
 
+/// The kernel tells of IPv4 routes, and of addresses, before they are gone.
+#[test]
+fn a_route_that_goes_is_noticed_each_time() {
+    let Some(rig) = Rig::get("a_route_that_goes_each_time", &[]) else { return };
+    let (far, subnet, gateway) = ("10.99.0.5", "10.99.0.0/24", "10.77.0.60");
+    rig.moves(gateway);
+    for _ in 0..30 {
+        run(&format!("ip route add {subnet} via {gateway} dev v0"));
+        let old = until("a handle", || rig.try_ah(far).ok());
+        rig.sync();
+        run(&format!("ip route del {subnet}"));
+        until("the handle to be stale", || old.is_stale().then_some(()));
+    }
+}
+
 #[test]
 fn it_can_be_switched_off_and_ends_with_the_domain() {
     let watchers = || {

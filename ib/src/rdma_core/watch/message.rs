@@ -12,15 +12,18 @@ use netlink_packet_core::{
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
     address::AddressHeader,
-    link::LinkHeader,
+    link::{LinkHeader, LinkMessage},
     neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState},
     route::{RouteAddress, RouteAttribute, RouteFlags, RouteMessage, RouteType, RouteVia},
 };
 
 use super::paths::{Answer, Event, Hop, ID_RESERVED, Neighbour, Question};
 
-/// The number of a dump of the neighbours.
-const DUMP_ID: u32 = ID_RESERVED;
+/// The numbers of a dump of the neighbours, and of a barrier.
+const DUMP_ID: u32 = 1;
+const BARRIER_ID: u32 = ID_RESERVED;
+/// The loopback's; every network namespace has it.
+const LOOPBACK: u32 = 1;
 
 // Types of messages. The crate keeps its own to itself.
 const NLMSG_ERROR: u16 = 2;
@@ -55,7 +58,7 @@ pub(super) enum Item {
 pub(super) fn parse(mut bytes: &[u8], port: u32, out: &mut Vec<Item>) {
     while let Ok(message) = NetlinkBuffer::new_checked(bytes) {
         let Ok(header) = NetlinkHeader::parse(&message) else { return };
-        let ours = header.port_number == port && header.sequence_number >= ID_RESERVED;
+        let ours = header.port_number == port && header.sequence_number > 0;
         one(&header, ours, message.payload(), out);
         // The check says that the length is that of a header or more, and within the bytes.
         let len = message.length() as usize;
@@ -65,6 +68,9 @@ pub(super) fn parse(mut bytes: &[u8], port: u32, out: &mut Vec<Item>) {
 
 fn one(header: &NetlinkHeader, ours: bool, payload: &[u8], out: &mut Vec<Item>) {
     let id = header.sequence_number;
+    if ours && id == BARRIER_ID {
+        return;
+    }
     if ours && id == DUMP_ID && header.flags & NLM_F_DUMP_INTR != 0 {
         out.push(Item::DumpInterrupted);
     }
@@ -230,6 +236,14 @@ pub(super) fn question(q: &Question) -> Vec<u8> {
         message.attributes.push(RouteAttribute::Oif(q.ifindex));
     }
     bytes(q.id, NLM_F_REQUEST, RouteNetlinkMessage::GetRoute(message))
+}
+
+/// A request that ends when all changes of routes are made that were told before: the kernel makes them with the lock held
+/// that it takes for this one, whereas it answers for routes without. What it answers is of no interest.
+pub(super) fn barrier() -> Vec<u8> {
+    let mut message = LinkMessage::default();
+    message.header.index = LOOPBACK;
+    bytes(BARRIER_ID, NLM_F_REQUEST, RouteNetlinkMessage::GetLink(message))
 }
 
 /// The request for all neighbours.

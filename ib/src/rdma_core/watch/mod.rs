@@ -189,13 +189,15 @@ impl Watcher {
         }
     }
 
-    /// Acts on what there is. The order matters, see [`Paths::add`] and [`Paths::retain`].
+    /// Acts on what there is. The order matters, see [`Paths::add`], [`Paths::retain`] and [`Paths::take_barrier_request`].
     fn turn(&mut self, md: &Md<RdmaDevice>) -> io::Result<()> {
         if self.paths.is_crowded() {
             self.paths.retain(&md.ah_cache().paths());
         }
         self.read()?;
-        self.take_inbox(md);
+        for (path, index) in self.take_inbox(md) {
+            self.paths.add(path, index);
+        }
         for item in std::mem::take(&mut self.items) {
             match item {
                 Item::Event(event) => self.paths.handle(event),
@@ -203,6 +205,9 @@ impl Watcher {
                 Item::DumpInterrupted => self.dump.interrupted = true,
                 Item::DumpEnd => self.dump_end(),
             }
+        }
+        if self.paths.take_barrier_request() {
+            self.await_changes(md);
         }
         self.ask();
         let news = self.paths.take_news();
@@ -232,7 +237,18 @@ impl Watcher {
         Ok(())
     }
 
-    fn take_inbox(&mut self, md: &Md<RdmaDevice>) {
+    /// Sleeps until the kernel has made the changes of which it has told.
+    fn await_changes(&mut self, md: &Md<RdmaDevice>) {
+        if let Err(e) = self.socket.send(&message::barrier()) {
+            tracing::debug!("{}: cannot wait for the end of changes: {e}", self.name);
+        }
+        for (path, index) in self.take_inbox(md) {
+            self.paths.add_in_doubt(path, index);
+        }
+    }
+
+    /// The paths for which handles are being made, with the interfaces of their local GIDs (0 for none).
+    fn take_inbox(&self, md: &Md<RdmaDevice>) -> Vec<(AhPath, u32)> {
         let mut inbox = self.wake.inbox.lock();
         let mut new = std::mem::take(&mut inbox.paths);
         let overflow = std::mem::take(&mut inbox.overflow);
@@ -240,6 +256,7 @@ impl Watcher {
         if overflow {
             new.extend(md.ah_cache().paths());
         }
+        let mut with_index = Vec::new();
         let mut tables = BTreeMap::new();
         let mut indexes = BTreeMap::new();
         for path in new {
@@ -255,8 +272,9 @@ impl Watcher {
             }
             let netdev = local.and_then(|g| g.netdev.clone());
             let index = netdev.map_or(0, |n| *indexes.entry(n).or_insert_with_key(|n| ffi::netdev_index(n)));
-            self.paths.add(path, index);
+            with_index.push((path, index));
         }
+        with_index
     }
 
     fn dump_end(&mut self) {

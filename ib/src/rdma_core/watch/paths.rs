@@ -7,6 +7,10 @@
 //! since. A change of routes has no such memory: it makes the paths it covers stale whose next hop is not known yet, and
 //! those whose route has changed twice before it could be asked for, because a handle may have been made in between.
 //!
+//! The kernel tells of some changes before it makes them: of an IPv4 route or an address that goes, and of an interface that
+//! goes down. Whoever asks at once is told the old route, and nothing follows. So a barrier is wanted before questions are
+//! asked that come from such an event: something that ends when all changes are made that were told before.
+//!
 //! What a neighbour's link address was stays known while a path leads through it, also when the kernel has collected the
 //! entry: the handles still have that address.
 
@@ -136,11 +140,12 @@ pub(super) struct Paths {
     serial: u64,
     last_id: u32,
     dump_wanted: bool,
+    barrier_wanted: bool,
     crowd: usize,
 }
 
-/// Questions have numbers above this one, which is free for others.
-pub(super) const ID_RESERVED: u32 = 1;
+/// Questions have numbers above this one; those from 1 on are free for others.
+pub(super) const ID_RESERVED: u32 = 2;
 
 impl Paths {
     /// No paths yet. A dump of the neighbours is wanted first.
@@ -156,25 +161,36 @@ impl Paths {
             serial: 0,
             last_id: ID_RESERVED,
             dump_wanted: true,
+            barrier_wanted: false,
             crowd: CROWD_MIN,
         }
     }
 
-    /// Watches a path from now on. `ifindex` is the interface of its local GID, 0 if that is not known. To be called after
-    /// the events were read and before they are handled that may have come since the last such call.
-    pub(super) fn add(&mut self, path: AhPath, ifindex: u32) {
+    /// Watches a path from now on; false if it is watched already, or leads to no neighbour. `ifindex` is the interface of
+    /// its local GID, 0 if that is not known. To be called after the events were read and before they are handled that may
+    /// have come since the last such call.
+    pub(super) fn add(&mut self, path: AhPath, ifindex: u32) -> bool {
         let (from, to) = (path.sgid.to_ip(), path.dgid.to_ip());
         if from.is_ipv4() != to.is_ipv4() || to.is_multicast() {
-            return;
+            return false;
         }
         match self.tracks.get(&path) {
-            Some(track) if track.ifindex == ifindex => return,
+            Some(track) if track.ifindex == ifindex => return false,
             // The local GID is on another interface now; so are the handles that are made from now on.
             Some(_) => self.remove(&path),
             None => {}
         }
         self.tracks.insert(path, Track { ifindex, way: Way::Unknown { since: self.serial }, changes: 0 });
         self.to_ask.insert(path);
+        true
+    }
+
+    /// As [`Paths::add`], for a path that came up between the events that were handled and the end of the barrier: its handle
+    /// may have been made before a change of which no event will tell any more.
+    pub(super) fn add_in_doubt(&mut self, path: AhPath, ifindex: u32) {
+        if self.add(path, ifindex) {
+            self.tell(path, PathNews::Moved);
+        }
     }
 
     /// True if there are so many paths that [`Paths::retain`] is worth while.
@@ -233,8 +249,15 @@ impl Paths {
         std::mem::take(&mut self.dump_wanted)
     }
 
+    /// True once after events whose changes may not be made yet. The barrier comes before the questions and before the news
+    /// are acted on; the paths that came up until it ended go to [`Paths::add_in_doubt`].
+    pub(super) fn take_barrier_request(&mut self) -> bool {
+        std::mem::take(&mut self.barrier_wanted)
+    }
+
     pub(super) fn handle(&mut self, event: Event) {
         self.serial += 1;
+        self.barrier_wanted |= !matches!(event, Event::Neighbour(..));
         match event {
             Event::Neighbour(hop, state) => self.neighbour(hop, state),
             Event::Route(net, len) => self.route(net, len),

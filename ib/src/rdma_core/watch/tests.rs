@@ -262,6 +262,29 @@ fn what_happens_before_the_next_hop_is_known_is_not_missed() {
     }
 }
 
+/// A handle that was begun after its change was told and before it was made.
+#[test]
+fn what_comes_up_before_the_changes_are_made_is_in_doubt() {
+    let (old, new) = (path("10.9.0.1"), path("10.9.0.2"));
+    let mut paths = Paths::ready();
+    paths.lead(old, by("10.0.0.1"));
+    assert!(!paths.take_barrier_request());
+    paths.handle(at("10.0.0.1", MAC));
+    assert!(!paths.take_barrier_request(), "neighbours are told as they are");
+    for event in [route("10.9.0.0/24"), Event::Interface(IF), Event::Routing, Event::Lost] {
+        paths.handle(event);
+        assert!(paths.take_barrier_request() && !paths.take_barrier_request(), "{event:?}");
+        paths.settle(by("10.0.0.1"));
+        paths.news();
+    }
+    paths.add_in_doubt(old, IF);
+    assert_eq!(paths.news(), [], "its change is noticed by the answer");
+    paths.add_in_doubt(new, IF);
+    assert_eq!(paths.news(), [(new, PathNews::Moved)]);
+    assert_eq!(paths.settle(by("10.0.0.2")), [new]);
+    assert_eq!(paths.news(), []);
+}
+
 #[test]
 fn an_interface_has_its_paths_asked_for_and_no_others() {
     let mut paths = Paths::ready();
@@ -395,6 +418,10 @@ enum Op {
     Collect(usize),
     Fail(usize),
     Reroute(usize, usize),
+    /// Tells of a change of the route that is made later, as the kernel does it when an IPv4 route or an address goes.
+    Announce(usize, usize),
+    /// Makes what was announced.
+    Finish,
     Create(usize),
     /// Reads so many of the events that wait.
     Turn(usize),
@@ -409,7 +436,9 @@ fn op() -> impl Strategy<Value = Op> {
         hop.clone().prop_map(Op::Flap),
         hop.clone().prop_map(Op::Collect),
         hop.clone().prop_map(Op::Fail),
-        (path.clone(), hop).prop_map(|(p, h)| Op::Reroute(p, h)),
+        (path.clone(), hop.clone()).prop_map(|(p, h)| Op::Reroute(p, h)),
+        (path.clone(), hop).prop_map(|(p, h)| Op::Announce(p, h)),
+        Just(Op::Finish),
         path.clone().prop_map(Op::Create),
         path.prop_map(Op::Create),
         (0..4usize).prop_map(Op::Turn),
@@ -438,6 +467,8 @@ struct Kernel {
     present: [bool; HOPS_MAX],
     failed: [bool; HOPS_MAX],
     routes: [usize; PATHS],
+    /// The change of a route that was told and is not made yet. There is one at a time: a lock is held.
+    announced: Option<(usize, usize)>,
     queue: VecDeque<Item>,
     inbox: BTreeSet<usize>,
     handles: Vec<Handle>,
@@ -451,6 +482,7 @@ impl Kernel {
             present: [false; HOPS_MAX],
             failed: [false; HOPS_MAX],
             routes: [0, 1, 1],
+            announced: None,
             queue: VecDeque::new(),
             inbox: BTreeSet::new(),
             handles: Vec::new(),
@@ -504,13 +536,15 @@ impl Kernel {
                 self.push(Event::Neighbour(Self::hop(h), Neighbour::Failed));
             }
             Op::Reroute(p, h) => {
-                if self.routes[p] != h {
-                    self.outdate(|x| x.path == p);
-                }
-                self.routes[p] = h;
-                let dgid = Self::path(p).dgid.to_ip();
-                self.push(Event::Route(dgid, 32));
+                self.apply(Op::Announce(p, h));
+                self.finish();
             }
+            Op::Announce(p, h) => {
+                self.finish();
+                self.announced = Some((p, h));
+                self.push(Event::Route(Self::path(p).dgid.to_ip(), 32));
+            }
+            Op::Finish => self.finish(),
             Op::Create(p) => {
                 self.inbox.insert(p);
                 let h = self.routes[p];
@@ -528,6 +562,13 @@ impl Kernel {
         }
     }
 
+    fn finish(&mut self) {
+        let Some((p, h)) = self.announced.take() else { return };
+        if std::mem::replace(&mut self.routes[p], h) != h {
+            self.outdate(|x| x.path == p);
+        }
+    }
+
     /// As the watcher does it.
     fn turn(&mut self, reads: usize) {
         let items: Vec<Item> = self.queue.drain(..reads.min(self.queue.len())).collect();
@@ -540,6 +581,9 @@ impl Kernel {
                 Item::Answer(id, answer) => self.paths.answer(id, answer),
                 Item::DumpInterrupted | Item::DumpEnd => {}
             }
+        }
+        if self.paths.take_barrier_request() {
+            self.finish();
         }
         if self.paths.take_dump_request() {
             for h in 0..HOPS_MAX {
@@ -579,10 +623,12 @@ proptest! {
                 Op::Overflow if !lossy => continue,
                 Op::SetMac(h, _) if lossy => Op::SetMac(h, n + 1),
                 Op::Reroute(p, _) if lossy => Op::Reroute(p, HOPS + usize::from(n)),
+                Op::Announce(p, _) if lossy => Op::Announce(p, HOPS + usize::from(n)),
                 op => op,
             });
         }
         kernel.settle();
+        kernel.finish();
         // The kernel cannot tell what it does not know: it has looked again by the end.
         for p in 0..PATHS {
             kernel.push_at(kernel.routes[p]);
@@ -736,6 +782,7 @@ fn interfaces_are_read() {
     body[4..8].copy_from_slice(&IF.to_ne_bytes());
     for kind in [libc::RTM_NEWLINK, libc::RTM_DELLINK, libc::RTM_NEWADDR, libc::RTM_DELADDR] {
         assert_eq!(parse(&message(kind, 0, 0, 0, &Raw(&body))), [Item::Event(Event::Interface(IF))]);
+        assert_eq!(parse(&message(kind, 0, ID_RESERVED, PORT, &Raw(&body))), [], "the answer to a barrier");
         assert_eq!(parse(&message(kind, 0, 0, 0, &Raw(&body[..3]))), []);
     }
 }
@@ -772,11 +819,11 @@ fn answers_are_read() {
 
 #[test]
 fn the_end_of_a_dump_is_read() {
-    let done = |flags, port| parse(&message(3, flags | NLM_F_MULTIPART, ID_RESERVED, port, &Raw(&[0; 4])));
+    let done = |flags, port| parse(&message(3, flags | NLM_F_MULTIPART, 1, port, &Raw(&[0; 4])));
     assert_eq!(done(0, PORT), [Item::DumpEnd]);
     assert_eq!(done(NLM_F_DUMP_INTR, PORT), [Item::DumpInterrupted, Item::DumpEnd]);
     assert_eq!(done(NLM_F_DUMP_INTR, 99), []);
-    let refused = message(2, 0, ID_RESERVED, PORT, &Raw(&[&(-libc::EBUSY).to_ne_bytes()[..], &[0; 16]].concat()));
+    let refused = message(2, 0, 1, PORT, &Raw(&[&(-libc::EBUSY).to_ne_bytes()[..], &[0; 16]].concat()));
     assert_eq!(parse(&refused), [Item::DumpEnd]);
     assert_eq!(parse(&message(4, 0, 0, 0, &Raw(&[]))), [Item::Event(Event::Lost)]);
 }
@@ -818,7 +865,7 @@ fn samples() -> Vec<Vec<u8>> {
         message(libc::RTM_DELADDR, 0, 0, 0, &Raw(&[2; 24])),
         message(libc::RTM_NEWLINK, 0, 0, 0, &Raw(&[2; 40])),
         message(2, 0, 2, PORT, &Raw(&[255; 20])),
-        message(3, 0, ID_RESERVED, PORT, &Raw(&[0; 4])),
+        message(3, 0, 1, PORT, &Raw(&[0; 4])),
     ]
 }
 
@@ -882,10 +929,13 @@ fn the_kernel_answers() {
         socket.send(&message::question(&Question { id, from: ip(to), to: ip(to), ifindex: 0 })).unwrap();
         until(&mut socket, &|i| *i == Item::Answer(id, Answer::Here));
     }
+    // A barrier is done when it is sent, and comes to nothing.
+    socket.send(&message::barrier()).unwrap();
     // No such interface.
     let q = Question { id: 9, from: ip("127.0.0.1"), to: ip("10.9.0.1"), ifindex: i32::MAX as u32 };
     socket.send(&message::question(&q)).unwrap();
     until(&mut socket, &|i| *i == Item::Answer(9, Answer::NoRoute));
+    assert!(!items.contains(&Item::Event(Event::Interface(1))), "{items:?}");
 }
 
 /// More answers than the socket holds: that is told, and afterwards it works as before.
