@@ -52,6 +52,7 @@ fn drop_name(r: DropReason) -> &'static str {
         DropReason::Unexpected => "rx.drop.unexpected",
         DropReason::UnknownControl => "rx.drop.unknown_control",
         DropReason::StaleProcess => "rx.drop.stale_process",
+        DropReason::DoubtfulProcess => "rx.drop.doubtful_process",
         DropReason::WrongEpId => "rx.drop.wrong_ep_id",
         DropReason::TooManyPassive => "rx.drop.too_many_passive",
         DropReason::PutRefused => "rx.drop.put_refused",

@@ -579,7 +579,7 @@ impl Run {
         let host = self.lives[life].host;
         let down = log_time(&mut self.rng, Duration::from_micros(1), Duration::from_millis(100));
         self.schedule(down, Ending::Gone(life));
-        self.schedule(down + self.slowest, Ending::Up(host));
+        self.schedule(down, Ending::Up(host));
     }
 
     fn crash(&mut self) {
@@ -596,10 +596,9 @@ impl Run {
         self.end_life(life, crash);
         let longest = if self.plan.mortal { self.plan.timeout * 3 } else { Duration::from_secs(10) };
         let down = log_time(&mut self.rng, Duration::from_nanos(100), longest);
-        // It may stay away. Nobody follows a process while packets of that are on their way: to who has not known it, a request
-        // that comes late looks as if it had followed its own successor.
+        // It may stay away, and packets of it may be on their way when another one follows.
         if self.rng.below(8) > 0 {
-            self.schedule(down.max(self.slowest), Ending::Up(host));
+            self.schedule(down, Ending::Up(host));
         }
     }
 
@@ -615,7 +614,7 @@ impl Run {
         self.lives[life].device.set_fatal();
         let down = log_time(&mut self.rng, Duration::from_micros(1), Duration::from_secs(1));
         self.schedule(down, Ending::Gone(life));
-        self.schedule(down + self.slowest, Ending::Up(host));
+        self.schedule(down, Ending::Up(host));
     }
 
     fn while_silent(&mut self, longest: Duration) -> Option<Duration> {

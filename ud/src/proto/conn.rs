@@ -28,9 +28,11 @@ pub(super) struct Peer<P> {
     pub(super) is_local: bool,
     /// Keeps the record while its endpoints are being freed.
     pub(super) is_pinned: bool,
-    /// Stands for the process there, and for the one before it, whose late packets must not count.
+    /// Stands for the process there, and for the one before it.
     pub(super) process: Option<u64>,
     pub(super) process_before: Option<u64>,
+    /// Another process that claims to be there.
+    pub(super) claim: Option<Claim>,
     pub(super) ext: Option<ExtCaps>,
     pub(super) max_packet: u32,
     /// First of the list of endpoints.
@@ -43,6 +45,14 @@ pub(super) struct Peer<P> {
     /// Last epoch in which it sent, and the share of our budget it was told.
     pub(super) epoch: u32,
     pub(super) advertised: u32,
+}
+
+/// A handshake packet of a process that is not the known one: it has followed that, or the packet is late. Who lives goes
+/// on asking, and who is dead does not.
+#[derive(Copy, Clone)]
+pub(super) struct Claim {
+    process: u64,
+    since: Time,
 }
 
 impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
@@ -253,8 +263,8 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         let Some(p) = self.find_peer(&peer, info.qpn) else {
             return self.accept_stranger(now, &info, peer, caps);
         };
-        if !self.note_process(now, p, wire::process_of(&info.ident), NIL) {
-            return self.refuse_creq(DropReason::StaleProcess);
+        if let Err(why) = self.note_process(now, p, wire::process_of(&info.ident), NIL) {
+            return self.refuse_creq(why);
         }
         self.note_caps(p, &caps);
         let known = self.matches.get(&(p, info.conn_sn)).copied();
@@ -395,13 +405,12 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         let (peer, is_known) = (ep.peer, ep.is_dest_known());
         // An endpoint that still asks does not mind which process answers. A connected one has lost its peer, if another
         // process answers a request that it got from the one before.
-        if !self.note_process(now, peer, wire::process_of(&crep.ident), if is_known { NIL } else { slot }) {
-            return Err(DropReason::StaleProcess);
-        }
-        let Some(ep) = self.eps.get(slot) else {
+        self.note_process(now, peer, wire::process_of(&crep.ident), if is_known { NIL } else { slot })?;
+        let Some(ep) = self.eps.get_mut(slot) else {
             self.drop_idle_peer(peer);
             return Err(DropReason::StaleProcess);
         };
+        ep.last_heard = now;
         if ep.is_failed() {
             return Err(DropReason::StaleProcess);
         }
@@ -442,24 +451,71 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         self.peers[p].process.get_or_insert(wire::process_of_incarnation(incarnation));
     }
 
-    /// Takes note of which process stands behind a peer's address. If it is another one than before, the endpoints of the
-    /// old one are given up, except `except`. False: it is the one before; what it sent is late and means nothing.
-    fn note_process(&mut self, now: Time, p: u32, process: u64, except: u32) -> bool {
+    /// Takes note of which process stands behind a peer's address. If another one has followed the known one, the endpoints
+    /// of that are given up, except `except`. An error says why the packet means nothing, or nothing yet.
+    fn note_process(&mut self, now: Time, p: u32, process: u64, except: u32) -> Result<(), DropReason> {
         let peer = &mut self.peers[p];
-        match peer.process {
-            None => peer.process = Some(process),
-            Some(known) if known == process => {}
-            Some(_) if peer.process_before == Some(process) => return false,
-            Some(known) => {
-                peer.process_before = Some(known);
-                peer.process = Some(process);
-                peer.ext = None;
-                peer.next_conn_sn = self.cfg.first_conn_sn;
-                self.stats.restarts += 1;
-                self.give_up_old_process(now, p, except);
-            }
+        let Some(known) = peer.process else {
+            peer.process = Some(process);
+            return Ok(());
+        };
+        if known == process {
+            peer.claim = None;
+            return Ok(());
         }
-        true
+        let was_before = peer.process_before == Some(process);
+        if (was_before || self.has_company(p, except)) && !self.is_claim_proven(now, p, process) {
+            return Err(if was_before { DropReason::StaleProcess } else { DropReason::DoubtfulProcess });
+        }
+        let peer = &mut self.peers[p];
+        peer.claim = None;
+        peer.process_before = Some(known);
+        peer.process = Some(process);
+        peer.ext = None;
+        peer.next_conn_sn = self.cfg.first_conn_sn;
+        self.stats.restarts += 1;
+        self.give_up_old_process(now, p, except);
+        Ok(())
+    }
+
+    /// True if a process goes on claiming to be there, half a tick after it began or more, and that which is known has not
+    /// been heard meanwhile though it was asked.
+    fn is_claim_proven(&mut self, now: Time, p: u32, process: u64) -> bool {
+        let half_a_tick = self.cfg.timer_tick / 2;
+        match self.peers[p].claim {
+            Some(claim) if claim.process == process => {
+                let mut company = self.company(p, NIL);
+                if !company.any(|slot| self.eps[slot].last_heard > claim.since) {
+                    return now.since(claim.since) >= half_a_tick;
+                }
+            }
+            _ => {}
+        }
+        self.peers[p].claim = Some(Claim { process, since: now });
+        let company: Vec<u32> = self.company(p, NIL).collect();
+        for slot in company {
+            self.owe(slot, Owed::ACK_REQ);
+        }
+        false
+    }
+
+    fn has_company(&self, p: u32, except: u32) -> bool {
+        self.company(p, except).next().is_some()
+    }
+
+    /// The endpoints, except one, that a living process would miss if another one were taken for its successor.
+    fn company(&self, p: u32, except: u32) -> impl Iterator<Item = u32> {
+        let mut at = self.peers[p].first_ep;
+        std::iter::from_fn(move || {
+            let slot = at;
+            at = self.eps.get(slot)?.peer_next;
+            Some(slot)
+        })
+        .filter(move |slot| {
+            let ep = &self.eps[*slot];
+            let is_done = ep.is_failed() || ep.is_lingering() && ep.in_flight() == 0;
+            *slot != except && !is_done && ep.is_dest_known() && !ep.is.contains(Is::P2P)
+        })
     }
 
     fn give_up_old_process(&mut self, now: Time, p: u32, except: u32) {
@@ -503,6 +559,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
             is_pinned: false,
             process: None,
             process_before: None,
+            claim: None,
             ext: caps.ext,
             max_packet: self.packet_limit(caps),
             first_ep: NIL,

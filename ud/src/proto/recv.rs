@@ -102,7 +102,10 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         if ep.is_failed() {
             return self.on_late_packet(slot, neth, bytes);
         }
-        ep.last_heard = now;
+        // Whose a CREP is has to be found out.
+        if neth.is_am() || !neth.is(wire::CTL) || wire::ctl_type(bytes) != Some(wire::CREP) {
+            ep.last_heard = now;
+        }
         let is_lingering = ep.is_lingering();
         let verdict = self.on_ep_packet(now, slot, neth, meta, bytes);
         if let Err(DropReason::Duplicate) = verdict {

@@ -28,6 +28,8 @@ pub enum DropReason {
     UnknownControl,
     /// A handshake packet of an earlier process at the same address.
     StaleProcess,
+    /// A handshake packet of a process that may have followed the known one: it has to ask again.
+    DoubtfulProcess,
     /// A CREP that contradicts the endpoint id known so far.
     WrongEpId,
     /// Too many unclaimed endpoints of strangers.
@@ -45,7 +47,7 @@ impl DropReason {
     pub const COUNT: usize = DropReason::ALL.len();
 
     /// All reasons, in the order of [`EngineStats::drops`].
-    pub const ALL: [DropReason; 17] = [
+    pub const ALL: [DropReason; 18] = [
         DropReason::Short,
         DropReason::Malformed,
         DropReason::UnknownEp,
@@ -58,6 +60,7 @@ impl DropReason {
         DropReason::Unexpected,
         DropReason::UnknownControl,
         DropReason::StaleProcess,
+        DropReason::DoubtfulProcess,
         DropReason::WrongEpId,
         DropReason::TooManyPassive,
         DropReason::PutRefused,
@@ -80,6 +83,7 @@ impl DropReason {
             DropReason::Unexpected => "unexpected",
             DropReason::UnknownControl => "unknown_control",
             DropReason::StaleProcess => "stale_process",
+            DropReason::DoubtfulProcess => "doubtful_process",
             DropReason::WrongEpId => "wrong_ep_id",
             DropReason::TooManyPassive => "too_many_passive",
             DropReason::PutRefused => "put_refused",

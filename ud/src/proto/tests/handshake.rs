@@ -343,10 +343,9 @@ fn a_restarted_peer_is_another_peer() {
     let op = net.send(1, b, b"to the dead").unwrap();
     net.restart(0, |_| {});
     let a2 = net.connect(0, 1);
-    net.settle();
+    assert!(net.run_until(Duration::from_millis(100), |n| n.nodes[0].eng.is_connected(a2)), "{}", net.tail());
     assert_eq!(net.nodes[1].failed, [(b, ErrorKind::ConnectionReset)]);
     assert_eq!(net.is_done(1, op), Some(Err(ErrorKind::ConnectionReset)));
-    assert!(net.nodes[0].eng.is_connected(a2));
     let b2 = net.connect(1, 0);
     assert_joined(&net, a2, b2);
     net.send_wait(0, a2, b"hello again");
@@ -363,7 +362,7 @@ fn late_packets_of_the_process_before_mean_nothing() {
     let old: Vec<_> = net.sent.drain(..).filter(|(from, _)| *from == 0).collect();
     net.restart(0, |_| {});
     let a2 = net.connect(0, 1);
-    net.settle();
+    assert!(net.run_until(Duration::from_millis(100), |n| n.nodes[0].eng.is_connected(a2)), "{}", net.tail());
     for (_, bytes) in &old {
         let _ = net.inject(0, 1, bytes);
     }
@@ -382,9 +381,71 @@ fn an_address_with_a_new_incarnation_ends_the_old_connection() {
     let (b2, outcome) = net.nodes[1].eng.connect_to_iface(net.now, 0, 0x100, 0, caps).unwrap();
     assert_eq!(outcome, ConnectOutcome::New);
     net.nodes[1].to_resolve.push(b2);
-    net.settle();
+    assert!(net.run_until(Duration::from_millis(100), |n| n.nodes[1].eng.is_connected(b2)), "{}", net.tail());
     assert_eq!(net.nodes[1].failed, [(b, ErrorKind::ConnectionReset)]);
-    assert!(net.nodes[1].eng.is_connected(b2));
+}
+
+/// Two nodes with the process before node 0's present one, whose packets node 1 gets only now, twice. `answers`: it is those
+/// that answer requests of node 1.
+fn late_predecessor(answers: bool) -> (Net, EpId, EpId, Vec<Vec<u8>>) {
+    let mut net = Net::new(2, 1);
+    net.records = true;
+    net.filter = Some(Box::new(|from, _| from == 1));
+    let a = if answers { net.connect(1, 0) } else { net.connect(0, 1) };
+    net.run_for(Duration::from_millis(100));
+    let late: Vec<_> = net.sent.drain(..).filter(|(from, _)| *from == 0).map(|(_, bytes)| bytes).collect();
+    assert!(late.len() >= 2, "a handshake packet and its repetition");
+    net.restart(0, |_| {});
+    net.filter = None;
+    let b = if answers { a } else { net.connect(1, 0) };
+    let a = net.connect(0, 1);
+    assert!(
+        net.run_until(Duration::from_millis(200), |n| n.nodes[0].eng.is_connected(a) && n.nodes[1].eng.is_connected(b))
+    );
+    net.run_for(Duration::from_secs(1));
+    (net, a, b, late)
+}
+
+/// A request of a process that the peer has never known, after the one of its successor: it looks as if it were the
+/// successor's. So does an answer.
+#[test]
+fn a_late_predecessor_ends_no_connection() {
+    for answers in [false, true] {
+        let (mut net, a, b, late) = late_predecessor(answers);
+        for bytes in &late {
+            let _ = net.inject(0, 1, bytes);
+            net.run_for(Duration::from_millis(20));
+        }
+        net.send_wait(0, a, b"there");
+        net.send_wait(1, b, b"back");
+        net.run_for(Duration::from_secs(1));
+        assert_eq!((net.payloads(0), net.payloads(1)), (vec![&b"back"[..]], vec![&b"there"[..]]), "answers: {answers}");
+        assert!(net.nodes.iter().all(|n| n.failed.is_empty()), "answers: {answers}: {}", net.tail());
+        assert_eq!(net.nodes[1].eng.stats().restarts, 0);
+        let again = net.connect(0, 1);
+        net.settle();
+        assert!(net.nodes[0].eng.is_connected(again), "answers: {answers}: {}", net.tail());
+    }
+}
+
+/// If it is taken for the successor after all, because the living one could not be heard, that one is believed again as
+/// soon as it asks.
+#[test]
+fn who_lives_is_believed_in_the_end() {
+    let (mut net, _, b, late) = late_predecessor(false);
+    net.filter = Some(Box::new(|_, _| false));
+    for bytes in &late {
+        let _ = net.inject(0, 1, bytes);
+        net.run_for(Duration::from_millis(20));
+    }
+    assert_eq!(net.nodes[1].failed, [(b, ErrorKind::ConnectionReset)]);
+    net.filter = None;
+    let a2 = net.connect(0, 1);
+    assert!(net.run_until(Duration::from_secs(1), |n| n.nodes[0].eng.is_connected(a2)), "{}", net.tail());
+    net.send_wait(0, a2, b"I am");
+    net.run_for(Duration::from_secs(1));
+    assert_eq!(net.payloads(1), [b"I am"]);
+    assert_eq!(net.nodes[1].eng.stats().restarts, 2);
 }
 
 #[test]
@@ -477,6 +538,6 @@ fn a_crep_of_another_process_ends_a_connection() {
     assert!(net.nodes[0].eng.is_connected(a));
     net.restart(1, |_| {});
     let _ = net.inject(0, 1, &creq);
-    net.settle();
+    net.run_for(Duration::from_millis(100));
     assert_eq!(net.nodes[0].failed, [(a, ErrorKind::ConnectionReset)]);
 }

@@ -191,8 +191,7 @@ fn h6_restart_of_a_plain_ucx_peer() {
     let (_, b) = net.pair(0, 1);
     net.restart(0, |cfg| cfg.foreign_ident = Some([2; 20]));
     let a2 = net.connect(0, 1);
-    net.settle();
-    assert!(net.nodes[0].eng.is_connected(a2));
+    assert!(net.run_until(Duration::from_millis(100), |n| n.nodes[0].eng.is_connected(a2)), "{}", net.tail());
     assert_eq!(net.nodes[1].failed, [(b, ErrorKind::ConnectionReset)]);
 }
 

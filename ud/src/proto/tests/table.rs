@@ -212,6 +212,12 @@ fn events() -> Vec<(&'static str, Event)> {
             let bytes = creq_from(1, 0x101, OTHER_EP, 0, OTHER_IDENT);
             packet(s, &bytes)
         }),
+        ("CREQ of another process, again after a tick", |s| {
+            let bytes = creq_from(1, 0x101, OTHER_EP, 0, OTHER_IDENT);
+            let _ = s.hear(&bytes);
+            s.net.now += s.net.nodes[0].cfg.timer_tick;
+            packet(s, &bytes)
+        }),
         ("CREQ with the reserved number", |s| {
             let bytes = creq_from(1, 0x101, PEER_EP, u32::MAX, ident(&s.net));
             packet(s, &bytes)
@@ -228,6 +234,12 @@ fn events() -> Vec<(&'static str, Event)> {
         }),
         ("CREP of another process", |s| {
             let bytes = crep(s.ep.wire_id(), FIRST, FIRST, PEER_EP, OTHER_IDENT);
+            packet(s, &bytes)
+        }),
+        ("CREP of another process, again after a tick", |s| {
+            let bytes = crep(s.ep.wire_id(), FIRST, FIRST, PEER_EP, OTHER_IDENT);
+            let _ = s.hear(&bytes);
+            s.net.now += s.net.nodes[0].cfg.timer_tick;
             packet(s, &bytes)
         }),
         ("message in order", |s| data(s, 0, s.seen)),
