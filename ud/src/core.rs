@@ -119,6 +119,8 @@ pub(crate) struct Live<D: Device> {
     pub(crate) gids: OwnGids,
     /// The interface's own is not among them, which was told.
     pub(crate) gid_lost: bool,
+    /// Until then nothing more is logged about peers that take nothing.
+    pub(crate) stuck_quiet_until: Time,
     /// When the GID table was last asked for while it is not.
     pub(crate) gids_asked: Time,
     /// The domain's event count at the last look.

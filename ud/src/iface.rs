@@ -218,6 +218,7 @@ impl<D: Device> Core<D> {
             flushes: Vec::new(),
             gids: OwnGids::new(gids.into_iter().map(|g| g.gid).collect()),
             gid_lost: false,
+            stuck_quiet_until: Time::ZERO,
             gids_asked: Time::ZERO,
             events_seen: md.event_count(),
             failed: None,

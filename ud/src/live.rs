@@ -55,6 +55,8 @@ const GIDS_ASK_EVERY: Duration = Duration::from_millis(100);
 
 /// What calls answer after the device is gone.
 const EIO: i32 = 5;
+/// At most one line of the log in so long about peers that take nothing.
+const STUCK_PAUSE: Duration = Duration::from_secs(10);
 
 /// Control packets and resends sent in one round at most.
 const TRANSMIT_MAX: usize = 256;
@@ -767,6 +769,7 @@ impl<D: Device> Live<D> {
                 }
                 Event::EpFailed { ep, kind, detail } => self.ep_failed(core, ep, kind, &detail),
                 Event::Stalled(ep) => self.stalled(core, ep),
+                Event::Stuck { ep, since } => self.stuck(core, ep, since),
                 Event::Freed { link, serial, .. } => {
                     if let Some(link) = link {
                         self.tx.retire_link(serial, link);
@@ -933,6 +936,26 @@ impl<D: Device> Live<D> {
             core.md.look_at_port(core.port.port);
             self.re_resolve(core, ep);
         }
+    }
+
+    /// The peer answers, and does not take what is sent. Nothing is wrong with the endpoint, so there is nobody to tell but the
+    /// operator; one line tells of all that get stuck within [`STUCK_PAUSE`].
+    #[cold]
+    fn stuck(&mut self, core: &Core<D>, ep: EpId, since: Duration) {
+        let now = self.now;
+        if now < self.stuck_quiet_until {
+            return;
+        }
+        self.stuck_quiet_until = now + STUCK_PAUSE;
+        let Some((op, resends)) = self.engine.oldest_unacked(ep) else { return };
+        let (len, times) = (op.packet_len(), u32::from(resends) + 1);
+        let peer = self.engine.peer(ep).map(|(attr, qpn, _)| (*attr, qpn));
+        tracing::warn!(
+            "{}: the peer answers, but has not taken a packet of {len} bytes in {since:.0?}, sent {times} times or more. Either \
+             its process is busy and receives nothing, or a link on the way does not carry packets of that length: compare the \
+             MTU of all of them, or set UCX_IB_PATH_MTU to less at both ends",
+            who(core, ep, peer)
+        );
     }
 
     /// After events of the device: the GIDs that count as ours, and the links that must not be used again.
@@ -1127,6 +1150,15 @@ pub(crate) fn refused<D: Device>(core: &Core<D>, live: &Live<D>, ep: EpId, r: Re
     }
 }
 
+/// An endpoint and where it leads, for messages.
+fn who<D: Device>(core: &Core<D>, ep: EpId, peer: Option<(AhAttr, u32)>) -> String {
+    let text = format!("{}: ep {:#x}", core.name(), ep.wire_id());
+    match peer {
+        Some((attr, qpn)) => format!("{text} to {attr} qp {qpn:#x}"),
+        None => text,
+    }
+}
+
 fn failure_text<D: Device>(
     core: &Core<D>,
     ep: EpId,
@@ -1134,10 +1166,7 @@ fn failure_text<D: Device>(
     kind: ErrorKind,
     detail: &FailDetail,
 ) -> String {
-    let mut text = format!("{}: ep {:#x}", core.name(), ep.wire_id());
-    if let Some((attr, qpn)) = peer {
-        text += &format!(" to {attr} qp {qpn:#x}");
-    }
+    let mut text = who(core, ep, peer);
     if let Some(id) = detail.remote_ep {
         text += &format!(" ep {id:#x}");
     }

@@ -36,6 +36,14 @@ impl Op {
         }
     }
 
+    /// Bytes of the packet, from the NETH on; 0 for a marker.
+    pub(crate) fn packet_len(&self) -> usize {
+        match self {
+            Op::Packet { len, .. } => *len as usize + self.iov_len(),
+            Op::Marker { .. } => 0,
+        }
+    }
+
     /// Payload bytes in registered memory of the user.
     pub(crate) fn iov_len(&self) -> usize {
         match self {

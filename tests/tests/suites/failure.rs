@@ -55,6 +55,7 @@ mod virtual_time {
         restart_at_the_same_address_resets_old_endpoints,
         packets_of_the_old_life_are_dropped_and_counted,
         two_sided_failure_reports_on_both_sides,
+        a_path_that_swallows_long_packets_is_told,
     }
 }
 
@@ -634,6 +635,37 @@ fn without_an_error_handler_the_next_call_tells<F: Hooks>(w: World<F>) {
     w.send(|| alive.am_short(ID, 1, b""));
     w.run_until("the other peer hears us", |w| w.nodes[2].inbox.lock().len() > before);
     drop((dead, alive, iface));
+}
+
+/// A link on the way that carries short packets only: the peer answers, so it is not dead, and what was sent is not given up.
+/// One line tells what may be wrong.
+fn a_path_that_swallows_long_packets_is_told(w: World<Sim>) {
+    let mut w = w.nodes(2);
+    let ep = connected(&mut w, 0, 1);
+    w.nodes[1].take();
+    let only_short: Filter =
+        Box::new(|p| if p.payload.len() > 1500 { FilterVerdict::Drop } else { FilterVerdict::Pass });
+    w.nodes[1].device.set_rx_filter(Some(only_short));
+    let lines = uct_tests::log::lines_of(tracing::Level::WARN, || {
+        w.send(|| {
+            ep.am_bcopy(ID, &mut |to| {
+                to[..2000].fill(7);
+                2000
+            })
+        });
+        w.send(|| ep.am_short(ID, 1, b"behind it"));
+        w.run_for(Duration::from_secs(60));
+    });
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    for word in ["the peer answers", "2008 bytes", "MTU", "UCX_IB_PATH_MTU"] {
+        assert!(lines[0].contains(word), "no `{word}` in: {}", lines[0]);
+    }
+    assert_eq!((failures(&w, 0), w.nodes[1].inbox.lock().len()), (0, 0));
+    w.nodes[1].device.set_rx_filter(None);
+    w.run_until("both arrive", |w| w.nodes[1].inbox.lock().len() == 2);
+    w.nodes[1].take();
+    drop(ep);
+    w.finish();
 }
 
 fn keepalive_killed<F: Hooks>(w: World<F>) {

@@ -203,6 +203,13 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         self.eps[self.find(ep)?].link.get()
     }
 
+    /// The operation of the oldest packet that the peer has not acknowledged, and how often it was resent (255: or more).
+    /// `None` if there is none, or it is the engine's own.
+    pub fn oldest_unacked(&self, ep: EpId) -> Option<(&T, u8)> {
+        let k = &self.pkts[self.first_unacked(self.find(ep)?)?];
+        Some((k.op.as_ref()?, k.resends))
+    }
+
     /// The link of the endpoint whose send was begun.
     #[inline]
     pub fn link_of(&self, begun: &Begun) -> Option<&L> {

@@ -219,7 +219,8 @@ pub(super) struct Ep<L, R> {
     pub(super) resends: u32,
     /// Packets that came again since the last one that was new: the peer does not hear our acks.
     pub(super) repeated: u16,
-    /// How often this stall was told, see [`Event::Stalled`](super::Event::Stalled).
+    /// How often this stall was told, see [`Event::Stalled`](super::Event::Stalled); and whether, see
+    /// [`Event::Stuck`](super::Event::Stuck), in the highest bit.
     pub(super) stalls: u8,
     /// When the first of them came.
     pub(super) repeated_since: Time,

@@ -250,6 +250,15 @@ pub enum Event<T, L, R> {
     /// Resends have gone unanswered for a third of the time-out: perhaps the link is stale. Comes again a few times before
     /// the verdict.
     Stalled(EpId),
+    /// The peer answers, but has not taken what was sent for a third of the time-out: its user takes nothing, or packets of
+    /// that length do not arrive. See [`Engine::oldest_unacked`](super::Engine::oldest_unacked). Comes once before there is
+    /// progress again.
+    Stuck {
+        /// The endpoint.
+        ep: EpId,
+        /// For how long.
+        since: Duration,
+    },
     /// The record is gone. The link may be released once everything up to `serial` has left the send queue.
     Freed {
         /// The endpoint that was.

@@ -7,6 +7,7 @@ use uct::{ErrorKind, Time};
 use super::{
     engine::{Engine, nanos},
     ep::{Ep, EpId, Is, Owed, Owner, State},
+    event::Event,
 };
 
 /// Deadlines of endpoints, earliest first. An entry is a promise to look at the endpoint, not the deadline itself: moving a
@@ -271,12 +272,18 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
             }
             // At two, three, four and five sixths of the time-out. Once is not enough: the link that replaces a stale one may
             // be as old, made for another endpoint before the peer moved.
-            if silent >= nanos(self.cfg.timeout / 6).saturating_mul(2 + u64::from(ep.stalls)) && ep.stalls < STALLS_MAX
-            {
+            let sixth = nanos(self.cfg.timeout / 6);
+            let id = EpId { slot, id: ep.id };
+            let told = ep.stalls & !STUCK;
+            if silent >= sixth.saturating_mul(2 + u64::from(told)) && told < STALLS_MAX {
                 ep.stalls += 1;
                 // Also of a lingering endpoint: what it was given is to arrive where the peer is now.
-                let id = EpId { slot, id: ep.id };
-                self.events.push_back(super::event::Event::Stalled(id));
+                self.events.push_back(Event::Stalled(id));
+            }
+            let stuck = nanos(run.since(ep.send_time));
+            if stuck >= sixth.saturating_mul(2) && ep.answered > ep.send_time && ep.stalls & STUCK == 0 {
+                ep.stalls |= STUCK;
+                self.events.push_back(Event::Stuck { ep: id, since: Duration::from_nanos(stuck) });
             }
         }
         let ep = &mut self.eps[slot];
@@ -334,6 +341,9 @@ const QUEUE_SHARE: u32 = 8;
 
 /// How often a stall is told before the verdict.
 const STALLS_MAX: u8 = 4;
+
+/// In [`Ep::stalls`]: it was told that the peer answers and does not take what is sent.
+const STUCK: u8 = 0x80;
 
 /// Since when the peer has been silent (run time). An answer without progress counts as a sign of life while somebody cares
 /// for the endpoint: a peer whose application is busy does not accept messages for a while, but its engine answers. A

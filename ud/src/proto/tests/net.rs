@@ -89,6 +89,7 @@ pub(super) struct Node {
     pub(super) connected: Vec<EpId>,
     pub(super) writable: Vec<EpId>,
     pub(super) stalled: Vec<EpId>,
+    pub(super) stuck: Vec<EpId>,
     pub(super) freed: Vec<EpId>,
     pub(super) closed_by_peer: Vec<EpId>,
     pub(super) links_made: usize,
@@ -590,6 +591,7 @@ impl Node {
             connected: Vec::new(),
             writable: Vec::new(),
             stalled: Vec::new(),
+            stuck: Vec::new(),
             freed: Vec::new(),
             closed_by_peer: Vec::new(),
             links_made: 0,
@@ -625,6 +627,7 @@ impl Node {
             Event::Resolve { ep, .. } => self.to_resolve.push(ep),
             Event::EpFailed { ep, kind, .. } => self.failed.push((ep, kind)),
             Event::Stalled(ep) => self.stalled.push(ep),
+            Event::Stuck { ep, .. } => self.stuck.push(ep),
             Event::Freed { ep, link, .. } => {
                 self.links_back += usize::from(link.is_some());
                 self.freed.push(ep);

@@ -151,8 +151,17 @@ fn a_busy_peer_is_not_dead() {
     net.run_for(Duration::from_secs(60));
     assert!(net.nodes[0].failed.is_empty(), "{}", net.tail());
     assert_eq!(net.is_done(0, op), None);
+    assert_eq!((&net.nodes[0].stuck, &net.nodes[0].stalled), (&vec![a], &vec![]), "told once");
+    let (kept, resends) = net.nodes[0].eng.oldest_unacked(a).expect("what it does not take");
+    assert_eq!((&kept.payload[..], resends > 3), (&b"x"[..], true));
     net.nodes[1].can_deliver = true;
     assert!(net.run_until(Duration::from_secs(5), |n| n.is_done(0, op) == Some(Ok(()))));
+    assert!(net.nodes[0].eng.oldest_unacked(a).is_none());
+    // It is told again when it gets stuck again.
+    net.nodes[1].can_deliver = false;
+    net.send(0, a, b"y").unwrap();
+    net.run_for(Duration::from_secs(60));
+    assert_eq!(net.nodes[0].stuck, [a, a]);
 }
 
 /// But closing is bounded: a destroyed endpoint waits for progress, not for signs of life.
