@@ -263,7 +263,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         let Some(p) = self.find_peer(&peer, info.qpn) else {
             return self.accept_stranger(now, &info, peer, caps);
         };
-        if let Err(why) = self.note_process(now, p, wire::process_of(&info.ident), NIL) {
+        if let Err(why) = self.note_process(now, p, &info.ident, NIL) {
             return self.refuse_creq(why);
         }
         self.note_caps(p, &caps);
@@ -405,7 +405,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         let (peer, is_known) = (ep.peer, ep.is_dest_known());
         // An endpoint that still asks does not mind which process answers. A connected one has lost its peer, if another
         // process answers a request that it got from the one before.
-        self.note_process(now, peer, wire::process_of(&crep.ident), if is_known { NIL } else { slot })?;
+        self.note_process(now, peer, &crep.ident, if is_known { NIL } else { slot })?;
         let Some(ep) = self.eps.get_mut(slot) else {
             self.drop_idle_peer(peer);
             return Err(DropReason::StaleProcess);
@@ -453,7 +453,8 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
 
     /// Takes note of which process stands behind a peer's address. If another one has followed the known one, the endpoints
     /// of that are given up, except `except`. An error says why the packet means nothing, or nothing yet.
-    fn note_process(&mut self, now: Time, p: u32, process: u64, except: u32) -> Result<(), DropReason> {
+    fn note_process(&mut self, now: Time, p: u32, ident: &[u8; 20], except: u32) -> Result<(), DropReason> {
+        let process = wire::process_of(ident);
         let peer = &mut self.peers[p];
         let Some(known) = peer.process else {
             peer.process = Some(process);
@@ -464,7 +465,11 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
             return Ok(());
         }
         let was_before = peer.process_before == Some(process);
-        if (was_before || self.has_company(p, except)) && !self.is_claim_proven(now, p, process) {
+        // A UCX process that has followed another one of UCX, with the same ids, must not get a packet that is meant for
+        // that: an ack of what it has not sent aborts it. So nobody is asked.
+        let may_ask = peer.ext.is_some() && wire::parse_ext(ident).is_some();
+        let is_doubtful = was_before || may_ask && self.has_company(p, except);
+        if is_doubtful && !(may_ask && self.is_claim_proven(now, p, process)) {
             return Err(if was_before { DropReason::StaleProcess } else { DropReason::DoubtfulProcess });
         }
         let peer = &mut self.peers[p];

@@ -52,6 +52,15 @@ fn ident(net: &Net) -> [u8; 20] {
     })
 }
 
+/// Another process of the same kind.
+fn other_ident(net: &Net) -> [u8; 20] {
+    let cfg = &net.nodes[1].cfg;
+    cfg.foreign_ident.map_or_else(
+        || wire::ext_ident(&ExtCaps { features: cfg.features, incarnation: !cfg.incarnation, rx_budget: cfg.rx_budget }),
+        |_| OTHER_IDENT,
+    )
+}
+
 impl Scene {
     fn of(net: Net, ep: EpId) -> Scene {
         Scene { net, ep, psn: FIRST, seen: FIRST.wrapping_sub(1) }
@@ -209,11 +218,11 @@ fn events() -> Vec<(&'static str, Event)> {
             packet(s, &bytes)
         }),
         ("CREQ of another process at that address", |s| {
-            let bytes = creq_from(1, 0x101, OTHER_EP, 0, OTHER_IDENT);
+            let bytes = creq_from(1, 0x101, OTHER_EP, 0, other_ident(&s.net));
             packet(s, &bytes)
         }),
         ("CREQ of another process, again after a tick", |s| {
-            let bytes = creq_from(1, 0x101, OTHER_EP, 0, OTHER_IDENT);
+            let bytes = creq_from(1, 0x101, OTHER_EP, 0, other_ident(&s.net));
             let _ = s.hear(&bytes);
             s.net.now += s.net.nodes[0].cfg.timer_tick;
             packet(s, &bytes)
@@ -233,11 +242,11 @@ fn events() -> Vec<(&'static str, Event)> {
             packet(s, &bytes)
         }),
         ("CREP of another process", |s| {
-            let bytes = crep(s.ep.wire_id(), FIRST, FIRST, PEER_EP, OTHER_IDENT);
+            let bytes = crep(s.ep.wire_id(), FIRST, FIRST, PEER_EP, other_ident(&s.net));
             packet(s, &bytes)
         }),
         ("CREP of another process, again after a tick", |s| {
-            let bytes = crep(s.ep.wire_id(), FIRST, FIRST, PEER_EP, OTHER_IDENT);
+            let bytes = crep(s.ep.wire_id(), FIRST, FIRST, PEER_EP, other_ident(&s.net));
             let _ = s.hear(&bytes);
             s.net.now += s.net.nodes[0].cfg.timer_tick;
             packet(s, &bytes)
