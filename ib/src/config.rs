@@ -61,7 +61,7 @@ impl Value for ReachabilityMode {
     }
 }
 
-/// The path MTU told to peers.
+/// The MTU of the paths to peers.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub enum PathMtu {
     /// The port's active MTU.
@@ -284,7 +284,8 @@ uct::config_table! {
         /// The partition to use, by the lower 15 bits of its key. auto takes the first with full membership. On RoCE there
         /// is only the default partition.
         pkey: Hex = "PKEY", "auto", where |k| !matches!(k, Hex::Is(n) if *n > 0x7fff), "must be auto or from 0x0 to 0x7fff";
-        /// The path packet size limit (MTU) told to peers, in bytes. default is what the port has.
+        /// The longest packet (MTU) that the paths to peers carry, in bytes: no longer ones are sent, and peers are told so.
+        /// default is what the port has, and no value makes it more.
         path_mtu: PathMtu = "PATH_MTU", "default";
     }
 }

@@ -216,7 +216,7 @@ pub fn select(
         mtu: attr.active_mtu,
         path_mtu: match iface.path_mtu {
             PathMtu::Default => attr.active_mtu,
-            PathMtu::Is(mtu) => mtu,
+            PathMtu::Is(mtu) => mtu.min(attr.active_mtu),
         },
         pkey,
         pkey_index,

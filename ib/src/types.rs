@@ -210,6 +210,11 @@ impl Mtu {
         }
     }
 
+    /// The smallest MTU of at least `bytes`, or `None` above 4096.
+    pub fn at_least(bytes: usize) -> Option<Mtu> {
+        Self::ALL.into_iter().find(|m| m.bytes() >= bytes)
+    }
+
     /// The largest MTU of at most `bytes`, or `None` below 256.
     pub fn at_most(bytes: usize) -> Option<Mtu> {
         Self::ALL.into_iter().rev().find(|m| m.bytes() <= bytes)

@@ -128,8 +128,8 @@ pub trait Endpoint: Send + Sync {
     /// Sends the pieces of `iov`, joined; at most `am.max_short` bytes in all.
     fn am_short_iov(&self, id: AmId, iov: &[IoSlice<'_>]) -> SendResult<()>;
 
-    /// Calls `pack` with exactly `am.max_bcopy` bytes of send buffer and sends the first `n` of them, `n` being what `pack`
-    /// returned. `pack` is called only when the message will be sent, with no lock held; it may itself send. Returns `n`.
+    /// Calls `pack` with `am.max_bcopy` bytes of send buffer, or fewer if the peer has told that it takes fewer, and sends the
+    /// first `n` of them, `n` being what `pack` returned. `pack` is called only when the message will be sent, with no lock held; it may itself send. Returns `n`.
     fn am_bcopy(&self, id: AmId, pack: &mut dyn FnMut(&mut [u8]) -> usize) -> SendResult<usize>;
 
     /// Sends `header` (copied; at most `am.max_hdr` bytes), then the registered pieces of `iov` (at most `am.max_iov`, in

@@ -9,7 +9,7 @@ use ib::{
     config::IfaceConfig,
     device::{Access, ArmFor, ArmResult, Device, GRH_LEN, QpInit, QueueLimits, UdQp, VerbsError},
     md::Md,
-    types::QKey,
+    types::{Mtu, QKey},
 };
 use uct::{
     AmId, Blame, Completion, Endpoint, EpParams, Error, ErrorKind, FlushMode, Iface, IfaceAttr, IfaceParams, Posted,
@@ -125,7 +125,7 @@ impl<D: Device> Core<D> {
         let device = md.device();
         md.check()?;
         worker.check()?;
-        let port = ib::gid::local_port(&**device, port, md.config(), &iface_config)?;
+        let mut port = ib::gid::local_port(&**device, port, md.config(), &iface_config)?;
         let name = format!("{}:{}", port.device, port.port);
         let (align, align_offset) = alignment(params)?;
         crate::config::check_iface(&iface_config)?;
@@ -142,7 +142,9 @@ impl<D: Device> Core<D> {
         let qp = device.create_ud_qp(&init).map_err(|e| qp_error(&name, &init, device.queue_limits(), &e))?;
         let caps = qp.caps();
 
-        let max_packet = port.mtu.bytes().min(iface_config.seg_size.0 as usize);
+        let max_packet = port.path_mtu.bytes().min(iface_config.seg_size.0 as usize);
+        // Peers are told no more than what receive buffers hold, and the buffers hold what they are told.
+        port.path_mtu = Mtu::at_least(max_packet).map_or(port.path_mtu, |m| m.min(port.path_mtu));
         let limits = Limits {
             short: (caps.inline_len as usize).min(SMALL_LEN).saturating_sub(NETH_LEN).min(max_packet - NETH_LEN),
             bcopy: max_packet - NETH_LEN,
@@ -185,7 +187,7 @@ impl<D: Device> Core<D> {
         let engine = Engine::new(engine_config)?;
 
         let front = params.rx_headroom.saturating_sub(GRH_LEN + NETH_LEN);
-        let rx_layout = ArenaLayout { count: 1, len: max_packet + GRH_LEN, front, align, align_offset };
+        let rx_layout = ArenaLayout { count: 1, len: port.path_mtu.bytes() + GRH_LEN, front, align, align_offset };
         let tx_layout = |len| ArenaLayout { count: 1, len, front: 0, align: 64, align_offset: 0 };
         let gids = device.query_gids(port.port).map_err(|e| open_error(&name, "GID table", &e))?;
 

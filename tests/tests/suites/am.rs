@@ -2,10 +2,14 @@
 
 use std::{io::IoSlice, sync::Arc, time::Duration};
 
-use ib::config::{IfaceConfig, MdConfig};
+use ib::{
+    config::{IfaceConfig, MdConfig, PathMtu},
+    types::Mtu,
+};
 use parking_lot::Mutex;
 use uct::{
-    AmId, Ep, EpParams, ErrorKind, IfaceParams, Scope, SendError, SendResult, Worker, WorkerParams, config::Env,
+    AmId, Ep, EpParams, ErrorKind, IfaceParams, Scope, SendError, SendResult, Worker, WorkerParams,
+    config::{Bytes, Env},
 };
 use uct_tests::{
     check::{Ledger, bytes, region},
@@ -396,12 +400,25 @@ fn zcopy_memory_is_shared_until_completion<F: Hooks>(w: World<F>) {
     w.finish();
 }
 
-fn a_peer_with_smaller_packets(w: World<Sim>) {
-    let mut w = w.nodes(1);
-    let mut config = w.fabric.config();
-    config.mtu = ib::types::Mtu::M1024;
-    w.fabric.next_config = Some(config);
-    w.add(&NodeOptions::default());
+/// Its port has a smaller MTU, or its settings say so.
+fn a_peer_with_smaller_packets(_: World<Sim>) {
+    for case in ["MTU", "PATH_MTU", "SEG_SIZE"] {
+        let mut w: World<Sim> = World::new("a_peer_with_smaller_packets").nodes(1);
+        let mut config = w.fabric.config();
+        let mut options = NodeOptions::default();
+        match case {
+            "MTU" => config.mtu = Mtu::M1024,
+            "PATH_MTU" => options.iface.path_mtu = PathMtu::Is(Mtu::M1024),
+            _ => options.iface.seg_size = Bytes(1024),
+        }
+        w.fabric.next_config = Some(config);
+        let smaller = w.add(&options);
+        assert_eq!(w.nodes[smaller].iface().attr().am.max_bcopy.map(usize::from), Some(1016), "{case}");
+        sends_what_the_peer_takes(w);
+    }
+}
+
+fn sends_what_the_peer_takes(mut w: World<Sim>) {
     let ep = w.nodes[0].connect(&w.nodes[1]);
     let id = AmId::truncate(1);
     w.send(|| ep.am_bcopy(id, &mut |_| 1024 - 8));

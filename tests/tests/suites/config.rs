@@ -228,15 +228,21 @@ fn ah_cache_settings_reach_the_cache() {
     assert_eq!((w.nodes[0].counter("ah.live"), w.nodes[0].counter("ah.expired")), (0, 1));
 }
 
+/// What is set on one side holds for both ways of the path. A port does not get larger by it.
 #[test]
-fn path_mtu_setting_changes_what_peers_send_only() {
-    let mut w: World<Sim> = World::new("path_mtu_setting_changes_what_peers_send_only");
+fn path_mtu_setting_limits_what_both_sides_send() {
+    let mut w: World<Sim> = World::new("path_mtu_setting_limits_what_both_sides_send");
     w.add(&options(&[("UCX_IB_PATH_MTU", "1024")]));
     w.add(&options(&[]));
-    assert_eq!(w.nodes[0].iface().attr().am.max_bcopy.map(usize::from), Some(4088));
+    w.fabric.next_config = Some(SimConfig { mtu: Mtu::M512, ..w.fabric.config() });
+    w.add(&options(&[("UCX_IB_PATH_MTU", "4096")]));
+    let limit = |w: &World<Sim>, i: usize| w.nodes[i].iface().attr().am.max_bcopy.map(usize::from);
+    assert_eq!([0, 1, 2].map(|i| limit(&w, i)), [Some(1016), Some(4088), Some(504)]);
+    let small = w.nodes[1].connect(&w.nodes[2]);
+    assert_eq!(w.send(|| small.am_bcopy(ID, &mut |to| to.len())), 504);
     let (a, b) = (w.nodes[0].connect(&w.nodes[1]), w.nodes[1].connect(&w.nodes[0]));
     w.run_for(Duration::from_millis(1));
-    assert_eq!(w.send(|| a.am_bcopy(ID, &mut |to| to.len())), 4088);
+    assert_eq!(w.send(|| a.am_bcopy(ID, &mut |to| to.len())), 1016);
     assert_eq!(w.send(|| b.am_bcopy(ID, &mut |to| to.len())), 1016);
     let region = w.nodes[1].md.mem_alloc(2000).expect("memory");
     match b.am_zcopy(ID, b"", &[region.slice(0..1017).expect("a slice")], None) {
