@@ -55,10 +55,8 @@ fn ident(net: &Net) -> [u8; 20] {
 /// Another process of the same kind.
 fn other_ident(net: &Net) -> [u8; 20] {
     let cfg = &net.nodes[1].cfg;
-    cfg.foreign_ident.map_or_else(
-        || wire::ext_ident(&ExtCaps { features: cfg.features, incarnation: !cfg.incarnation, rx_budget: cfg.rx_budget }),
-        |_| OTHER_IDENT,
-    )
+    let caps = ExtCaps { features: cfg.features, incarnation: !cfg.incarnation, rx_budget: cfg.rx_budget };
+    if cfg.foreign_ident.is_some() { OTHER_IDENT } else { wire::ext_ident(&caps) }
 }
 
 impl Scene {
