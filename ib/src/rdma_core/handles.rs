@@ -389,7 +389,7 @@ pub(super) struct Granted {
 pub(super) struct Qp {
     ptr: NonNull<ibv_qp>,
     /// For posting by `ibv_wr_*`, where the provider has it.
-    ex: Option<NonNull<ibv_qp_ex>>,
+    ex: Option<QpEx>,
     /// Destroyed already.
     done: bool,
     pub(super) send_cq: Cq,
@@ -399,6 +399,18 @@ pub(super) struct Qp {
 
 // SAFETY: H2.
 unsafe impl Send for Qp {}
+
+/// The extended form of a queue pair, with the functions by which the provider posts a send: it sets them when it makes the
+/// queue pair, so that they can be looked up once.
+pub(super) struct QpEx {
+    pub(super) ptr: NonNull<ibv_qp_ex>,
+    pub(super) start: unsafe extern "C" fn(*mut ibv_qp_ex),
+    pub(super) send: unsafe extern "C" fn(*mut ibv_qp_ex),
+    pub(super) set_ud_addr: unsafe extern "C" fn(*mut ibv_qp_ex, *mut ibv_ah, u32, u32),
+    pub(super) set_inline_data: unsafe extern "C" fn(*mut ibv_qp_ex, *mut c_void, usize),
+    pub(super) set_sge: unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, u32),
+    pub(super) complete: unsafe extern "C" fn(*mut ibv_qp_ex) -> i32,
+}
 
 impl Qp {
     /// Makes a UD queue pair in the RESET state.
@@ -435,27 +447,30 @@ impl Qp {
     }
 
     /// The extended form, if it has all functions that are used.
-    fn find_ex(&self) -> Option<NonNull<ibv_qp_ex>> {
+    fn find_ex(&self) -> Option<QpEx> {
         // SAFETY: H1, and made by `create_qp_ex`.
         let ex = NonNull::new(unsafe { rdma_sys::ibv_qp_to_qp_ex(self.ptr.as_ptr()) })?;
         // SAFETY: the structure around a queue pair that was made with send operations; nobody writes to it now.
         let fns = unsafe { ex.as_ref() };
-        let complete = fns.wr_start.is_some()
-            && fns.wr_send.is_some()
-            && fns.wr_set_ud_addr.is_some()
-            && fns.wr_set_inline_data.is_some()
-            && fns.wr_set_sge.is_some()
-            && fns.wr_set_sge_list.is_some()
-            && fns.wr_complete.is_some();
-        complete.then_some(ex)
+        fns.wr_set_sge_list?;
+        Some(QpEx {
+            start: fns.wr_start?,
+            send: fns.wr_send?,
+            set_ud_addr: fns.wr_set_ud_addr?,
+            set_inline_data: fns.wr_set_inline_data?,
+            set_sge: fns.wr_set_sge?,
+            complete: fns.wr_complete?,
+            ptr: ex,
+        })
     }
 
     pub(super) fn ptr(&self) -> NonNull<ibv_qp> {
         self.ptr
     }
 
-    pub(super) fn ex(&self) -> Option<NonNull<ibv_qp_ex>> {
-        self.ex
+    #[inline]
+    pub(super) fn ex(&self) -> Option<&QpEx> {
+        self.ex.as_ref()
     }
 
     pub(super) fn qpn(&self) -> u32 {

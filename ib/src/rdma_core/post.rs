@@ -13,7 +13,7 @@ use rdma_sys::{ibv_qp_ex, ibv_send_flags as Flags, ibv_send_wr, ibv_sge, ibv_wr_
 use super::{
     device::RdmaAh,
     ffi::{Zero, check},
-    handles::Qp,
+    handles::{Qp, QpEx},
 };
 use crate::device::{SendWr, VerbsError, VerbsResult};
 
@@ -121,7 +121,7 @@ impl SendStage {
         let plain = std::mem::take(&mut self.has_list) && self.lists_plain;
         match (n, qp.ex()) {
             (0, _) => Ok(()),
-            (n, Some(ex)) if !plain => self.flush_ex(ex, n),
+            (n, Some(ex)) if !plain => self.flush_ex(ex.ptr, n),
             (n, _) => self.flush_plain(qp, n),
         }
     }
@@ -184,27 +184,27 @@ fn flags(wr: &SendWr<'_, RdmaAh>) -> u32 {
 
 /// Posts a send of one element, and rings, without staging it. What an inline one names is copied by the provider.
 #[inline(always)]
-pub(super) fn post_one(ex: NonNull<ibv_qp_ex>, wr: &SendWr<'_, RdmaAh>) -> VerbsResult<()> {
+pub(super) fn post_one(qp: &QpEx, wr: &SendWr<'_, RdmaAh>) -> VerbsResult<()> {
     let Some(sge) = wr.sges.first() else { return Err(EINVAL) };
     let addr = sge.bytes.as_ptr().expose_provenance();
-    let ex = ex.as_ptr();
-    // SAFETY: as in `SendStage::flush_ex`, here and below.
-    unsafe { rdma_sys::ibv_wr_start(ex) };
+    let ex = qp.ptr.as_ptr();
+    // SAFETY: as in `SendStage::flush_ex`, here and below; the functions are those of this queue pair.
+    unsafe { (qp.start)(ex) };
     // SAFETY: as above.
     unsafe { (*ex).wr_id = wr.serial };
     // SAFETY: as above.
     unsafe { (*ex).wr_flags = flags(wr) };
     // SAFETY: as above.
-    unsafe { rdma_sys::ibv_wr_send(ex) };
+    unsafe { (qp.send)(ex) };
     // SAFETY: as above.
-    unsafe { rdma_sys::ibv_wr_set_ud_addr(ex, wr.ah.0.ptr().as_ptr(), wr.remote_qpn.get(), wr.remote_qkey.0) };
+    unsafe { (qp.set_ud_addr)(ex, wr.ah.0.ptr().as_ptr(), wr.remote_qpn.get(), wr.remote_qkey.0) };
     if wr.inline {
         // SAFETY: bytes that the caller lends, copied before the call returns.
-        unsafe { rdma_sys::ibv_wr_set_inline_data(ex, ptr::with_exposed_provenance_mut(addr), sge.bytes.len()) };
+        unsafe { (qp.set_inline_data)(ex, ptr::with_exposed_provenance_mut(addr), sge.bytes.len()) };
     } else {
         // SAFETY: as above.
-        unsafe { rdma_sys::ibv_wr_set_sge(ex, sge.lkey, addr as u64, sge.bytes.len() as u32) };
+        unsafe { (qp.set_sge)(ex, sge.lkey, addr as u64, sge.bytes.len() as u32) };
     }
     // SAFETY: after start.
-    check("post_send", unsafe { rdma_sys::ibv_wr_complete(ex) })
+    check("post_send", unsafe { (qp.complete)(ex) })
 }

@@ -1,7 +1,7 @@
 //! [`RdmaQp`]: a queue pair of an [`RdmaDevice`].
 #![allow(unsafe_code)]
 
-use std::{collections::VecDeque, os::fd::RawFd, ptr, sync::Arc};
+use std::{collections::VecDeque, hint::cold_path, os::fd::RawFd, ptr, sync::Arc};
 
 use rdma_sys::{ibv_recv_wr, ibv_sge, ibv_wc, ibv_wc_flags, ibv_wc_status};
 use tracing::{debug, warn};
@@ -141,7 +141,7 @@ impl RdmaQp {
     }
 
     /// What can be known to be wrong before the provider sees it.
-    #[inline(always)]
+    #[inline]
     fn check_send(&self, wr: &SendWr<'_, RdmaAh>) -> VerbsResult<()> {
         if self.posted - self.done >= u64::from(self.init.send_depth) {
             return Err(VerbsError::new("post_send", libc::ENOMEM));
@@ -291,10 +291,10 @@ impl RecvChain {
         RecvChain { wrs, sges }
     }
 
+    /// The work requests and their elements, of which only numbers and elements are to be written.
     #[inline]
-    fn set(&mut self, i: usize, id: u64, sge: ibv_sge) {
-        self.wrs[i].wr_id = id;
-        self.sges[i] = sge;
+    fn places(&mut self) -> impl Iterator<Item = (&mut ibv_recv_wr, &mut ibv_sge)> {
+        self.wrs.iter_mut().zip(self.sges.iter_mut())
     }
 
     /// Posts the first `n`. An error says also how many were posted.
@@ -368,8 +368,11 @@ impl UdQp for RdmaQp {
     #[inline(always)]
     fn post_send_now(&mut self, wr: &SendWr<'_, RdmaAh>) -> VerbsResult<()> {
         match self.qp.ex() {
+            // The provider refuses what is too long and what is too much. So does `check_send`, but who is here has counted.
             Some(ex) if self.stage.is_empty() && wr.sges.len() == 1 => {
-                self.check_send(wr)?;
+                if !wr.ah.0.is_of(self.dev.pd()) {
+                    return Err(VerbsError::new("post_send", libc::EINVAL));
+                }
                 self.posted = wr.serial;
                 if let Err(e) = post::post_one(ex, wr) {
                     self.fail(&e);
@@ -392,18 +395,17 @@ impl UdQp for RdmaQp {
     fn post_recv(&mut self, bufs: &mut Vec<Buf>) -> VerbsResult<()> {
         loop {
             let (mut n, mut stopped) = (0, None);
-            while n < CHUNK
-                && let Some(buf) = bufs.pop()
-            {
+            for (wr, sge) in self.recv_wrs.places() {
+                let Some(buf) = bufs.pop() else { break };
                 if buf.len() <= GRH_LEN {
                     bufs.push(buf);
                     stopped = Some(Err(VerbsError::new("post_recv", libc::EINVAL)));
                     break;
                 }
                 let length = u32::try_from(buf.len()).unwrap_or(u32::MAX);
-                let sge = ibv_sge { addr: buf.addr() as u64, length, lkey: buf.lkey() };
+                *sge = ibv_sge { addr: buf.addr() as u64, length, lkey: buf.lkey() };
                 match self.recvs.insert(buf) {
-                    Ok(id) => self.recv_wrs.set(n, id, sge),
+                    Ok(id) => wr.wr_id = id,
                     Err(buf) => {
                         bufs.push(buf);
                         stopped = Some(Ok(()));
@@ -441,8 +443,10 @@ impl UdQp for RdmaQp {
         self.poll_recv_many(out, max)
     }
 
+    #[inline(always)]
     fn start_recv(&mut self, room: &mut Vec<RecvWc>, max: usize) -> usize {
         if !self.ready.recv.is_empty() {
+            cold_path();
             let n = self.poll_recv_many(room, max);
             room.reverse();
             return n;
@@ -451,6 +455,7 @@ impl UdQp for RdmaQp {
         self.polled = match poll_cq(&self.qp.recv_cq, &mut self.wcs[..max.min(CHUNK)]) {
             Ok(got) => got,
             Err(e) => {
+                cold_path();
                 self.fail(&e);
                 0
             }

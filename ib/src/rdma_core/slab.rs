@@ -55,8 +55,8 @@ impl RecvSlab {
     #[inline]
     pub(super) fn take(&mut self, id: u64) -> Option<Buf> {
         // A number that is older than the ring is long has been taken: its place is another buffer's.
-        let age = self.next.wrapping_sub(id);
-        if id < self.first || age == 0 || age > self.places.len() as u64 {
+        let newer = self.next.wrapping_sub(id).wrapping_sub(1);
+        if id < self.first || newer >= self.places.len() as u64 {
             return None;
         }
         let buf = self.place(id).take()?;
