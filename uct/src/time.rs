@@ -89,11 +89,20 @@ impl fmt::Debug for Time {
 pub trait Clock: Send + Sync {
     /// The time now. Never goes back.
     fn now(&self) -> Time;
+
+    /// The clock itself, if it is a [`MonotonicClock`]: a [`NearClock`] reads that one without a call.
+    fn as_monotonic(&self) -> Option<&MonotonicClock> {
+        None
+    }
 }
 
 impl<C: Clock + ?Sized> Clock for Arc<C> {
     fn now(&self) -> Time {
         (**self).now()
+    }
+
+    fn as_monotonic(&self) -> Option<&MonotonicClock> {
+        (**self).as_monotonic()
     }
 }
 
@@ -114,6 +123,12 @@ impl MonotonicClock {
         let counter = quanta::Clock::new();
         MonotonicClock { origin: counter.raw(), counter }
     }
+
+    /// [`Clock::now`], in the place where it is called.
+    #[inline(always)]
+    fn read(&self) -> Time {
+        Time::from_nanos(self.counter.delta_as_nanos(self.origin, self.counter.raw()))
+    }
 }
 
 impl Default for MonotonicClock {
@@ -124,7 +139,41 @@ impl Default for MonotonicClock {
 
 impl Clock for MonotonicClock {
     fn now(&self) -> Time {
-        Time::from_nanos(self.counter.delta_as_nanos(self.origin, self.counter.raw()))
+        self.read()
+    }
+
+    fn as_monotonic(&self) -> Option<&MonotonicClock> {
+        Some(self)
+    }
+}
+
+/// A clock for who reads it with every message: a [`MonotonicClock`], which it nearly always is, it reads without a call.
+/// Shows what the clock shows that it was made of.
+#[derive(Clone)]
+pub struct NearClock {
+    monotonic: Option<MonotonicClock>,
+    clock: Arc<dyn Clock>,
+}
+
+impl NearClock {
+    /// Another way to read `clock`.
+    pub fn new(clock: Arc<dyn Clock>) -> Self {
+        NearClock { monotonic: clock.as_monotonic().cloned(), clock }
+    }
+
+    /// The time now.
+    #[inline(always)]
+    pub fn now(&self) -> Time {
+        match &self.monotonic {
+            Some(m) => m.read(),
+            None => self.clock.now(),
+        }
+    }
+}
+
+impl fmt::Debug for NearClock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "NearClock(monotonic {})", self.monotonic.is_some())
     }
 }
 
@@ -177,6 +226,21 @@ mod tests {
         let shown = clock.now().since(Time::ZERO);
         let most = before.elapsed().mul_f64(1.03);
         assert!((least..=most).contains(&shown), "{shown:?}, not within {least:?} to {most:?}");
+    }
+
+    #[test]
+    fn a_near_clock_shows_what_the_clock_shows() {
+        let manual = Arc::new(ManualClock::new(Time::from_nanos(5)));
+        let near = NearClock::new(manual.clone());
+        assert!(near.monotonic.is_none());
+        manual.set(Time::from_nanos(9));
+        assert_eq!(near.now(), Time::from_nanos(9));
+
+        let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::new());
+        let near = NearClock::new(Arc::new(clock.clone()));
+        assert!(near.monotonic.is_some(), "also behind another pointer");
+        let (a, b, c) = (clock.now(), near.now(), clock.now());
+        assert!(a <= b && b <= c, "{a:?} {b:?} {c:?}");
     }
 
     #[test]

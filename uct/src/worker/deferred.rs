@@ -25,9 +25,15 @@ impl DeferredQueue {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// Runs what is there, with no lock held. Returns how many there were. Two loads if there are none.
+    /// Runs what is there, with no lock held. Returns how many there were. A load if there are none.
+    #[inline]
     pub(super) fn run(&self) -> usize {
-        if !self.any.load(Ordering::Relaxed) || !self.any.swap(false, Ordering::Acquire) {
+        if self.any.load(Ordering::Relaxed) { self.run_all() } else { 0 }
+    }
+
+    #[cold]
+    fn run_all(&self) -> usize {
+        if !self.any.swap(false, Ordering::Acquire) {
             return 0;
         }
         let batch = std::mem::take(&mut *self.queue.lock());
