@@ -52,7 +52,7 @@ pub trait DescPool: Send + Sync {
 /// The place of a message inside its receive buffer.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct AmPlace {
-    /// Offset of the first payload byte from the start of the whole buffer, front included.
+    /// Offset of the first payload byte in the buffer proper.
     pub offset: usize,
     /// Payload bytes.
     pub len: usize,
@@ -78,10 +78,7 @@ impl<'a> AmMessage<'a> {
     /// The payload.
     pub fn data(&self) -> &[u8] {
         match &*self.buf {
-            Some(b) => {
-                let start = self.place.offset - b.front_len();
-                &b[start..start + self.place.len]
-            }
+            Some(b) => &b[self.place.offset..self.place.offset + self.place.len],
             None => &[],
         }
     }
@@ -114,10 +111,7 @@ impl AmDesc {
     /// The payload. `data().as_ptr() + am_align_offset` is aligned as the interface was asked to.
     pub fn data(&self) -> &[u8] {
         match &self.buf {
-            Some(b) => {
-                let start = self.place.offset - b.front_len();
-                &b[start..start + self.place.len]
-            }
+            Some(b) => &b[self.place.offset..self.place.offset + self.place.len],
             None => &[],
         }
     }
@@ -128,8 +122,9 @@ impl AmDesc {
         let AmPlace { offset, len, headroom } = self.place;
         match &mut self.buf {
             Some(b) => {
-                let (head, tail) = b.whole_mut().split_at_mut(offset);
-                (&mut head[offset - headroom..], &mut tail[..len])
+                let start = b.front_len() + offset;
+                let (head, tail) = b.whole_mut().split_at_mut(start);
+                (&mut head[start - headroom..], &mut tail[..len])
             }
             None => (&mut [], &mut []),
         }
@@ -296,7 +291,7 @@ mod tests {
         let pool: Arc<dyn DescPool> = mem.clone();
         let mut slot = Some(buf(16));
         slot.as_mut().unwrap()[48..52].copy_from_slice(b"abcd");
-        let place = AmPlace { offset: 16 + 48, len: 4, headroom: 60 };
+        let place = AmPlace { offset: 48, len: 4, headroom: 60 };
         let msg = AmMessage::new(&mut slot, &pool, place, 3);
         assert_eq!(msg.data(), b"abcd");
         let mut desc = msg.into_owned();

@@ -171,12 +171,8 @@ impl<'a, D: Device> Delivering<'a, D> {
             // If the handler replaces the table it is called from, this reference keeps the old one alive.
             match &d.handlers.table()[*am_id as usize & (AmId::COUNT - 1)] {
                 Some((handler, _)) => {
-                    let front = buf.as_ref().map_or(0, Buf::front_len);
-                    let place = AmPlace {
-                        offset: front + GRH_LEN + NETH_LEN,
-                        len: *len as usize,
-                        headroom: self.core.rx_headroom,
-                    };
+                    let place =
+                        AmPlace { offset: GRH_LEN + NETH_LEN, len: *len as usize, headroom: self.core.rx_headroom };
                     handler(AmMessage::new(buf, &self.core.desc_pool, place, u64::from(ep.wire_id())));
                 }
                 None => self.core.no_handler(*am_id, *len),
