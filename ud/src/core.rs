@@ -19,11 +19,12 @@ use ib::{
     md::Md,
 };
 use uct::{
-    Clock, Error, ErrorKind, IfaceAttr, Scope, Time,
+    Error, ErrorKind, IfaceAttr, Scope, Time,
     am::{DescPool, HandlerTable},
     ep::ErrorHandler,
     mem::Buf,
     sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering},
+    time::NearClock,
     worker::WorkerShared,
 };
 
@@ -50,7 +51,7 @@ pub(crate) struct Core<D: Device> {
     pub(crate) me: Weak<Core<D>>,
     pub(crate) md: Arc<Md<D>>,
     pub(crate) worker: Arc<WorkerShared>,
-    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) clock: NearClock,
     pub(crate) attr: IfaceAttr,
     pub(crate) port: LocalPort,
     pub(crate) device_addr: DeviceAddr,
@@ -109,7 +110,8 @@ pub(crate) struct Live<D: Device> {
     pub(crate) rx_posted: usize,
     /// How many there should be, and how many must be missing before some are posted.
     pub(crate) rx_target: usize,
-    pub(crate) rx_batch: usize,
+    /// So few or fewer, and more are posted.
+    pub(crate) rx_low: usize,
     pub(crate) eps: HashMap<EpId, EpRecord<D>>,
     pub(crate) pending: PendingQueues,
     /// Endpoints whose address handle is being made.
@@ -139,10 +141,6 @@ pub(crate) struct Live<D: Device> {
     pub(crate) post_scratch: Vec<Buf>,
     /// Messages that wait for the user's thread.
     pub(crate) ready: VecDeque<Ready>,
-    /// The user's thread is in this round, with the right to deliver and nothing waiting: what arrives goes to `fresh`.
-    pub(crate) direct: bool,
-    /// Messages of this round. Empty between two rounds.
-    pub(crate) fresh: Vec<Ready>,
     /// Everything else that waits for it.
     pub(crate) later: Vec<Later>,
     pub(crate) counters: Counters,
@@ -255,7 +253,8 @@ impl<D: Device> Core<D> {
             }
         }
         live.tx.ring(&mut live.qp);
-        st.delivery = Some(d);
+        // There is one, and it was out.
+        std::mem::forget(st.delivery.replace(d));
         !live.later.is_empty()
     }
 

@@ -18,6 +18,7 @@ use uct::{
     iface::{Arm, Caps, Counter, Events, Interface},
     mem::ArenaLayout,
     sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering},
+    time::NearClock,
 };
 
 use crate::{
@@ -213,7 +214,7 @@ impl<D: Device> Core<D> {
             rx: Pool::new(rx_layout, Access::LOCAL_WRITE, 1024, iface_config.rx_max_bufs as usize),
             rx_posted: 0,
             rx_target: 0,
-            rx_batch: 1,
+            rx_low: 0,
             eps: HashMap::new(),
             pending: Default::default(),
             resolving: Vec::new(),
@@ -232,8 +233,6 @@ impl<D: Device> Core<D> {
             wcs: Vec::with_capacity(64),
             post_scratch: Vec::new(),
             ready: VecDeque::new(),
-            direct: false,
-            fresh: Vec::new(),
             later: Vec::new(),
             counters: Counters::default(),
             port_watch: PortWatch::default(),
@@ -247,7 +246,7 @@ impl<D: Device> Core<D> {
             me: me.clone(),
             md: md.clone(),
             worker: worker.shared().clone(),
-            clock: worker.clock().clone(),
+            clock: NearClock::new(worker.clock().clone()),
             attr,
             port,
             device_addr,

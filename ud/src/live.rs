@@ -22,7 +22,7 @@ use crate::{
     deliver::{Later, Ready},
     gids::OwnGids,
     op::{NETH_LEN, Op, SgeList},
-    pools::{Pool, SMALL_LEN},
+    pools::{Pool, SMALL_LEN, push},
     proto::{
         Begun, CreqInfo, CreqOutcome, DropReason, EpId, EpStateView, Event, ExtCaps, FailDetail, Features, Outstanding,
         PeerCaps, Refused, RxMeta, RxVerdict, SendKind, Settle, TransmitKind, rare,
@@ -64,20 +64,30 @@ const TRANSMIT_MAX: usize = 256;
 impl<D: Device> Live<D> {
     /// One round of the network: receives, send completions, timers, events, transmissions. Returns the number of
     /// completions handled.
+    ///
+    /// `direct`: where messages go, if the caller has the right to deliver them and nothing waits in the queue; else they go
+    /// there.
     #[inline(always)]
-    pub(crate) fn network(&mut self, core: &Core<D>, who: Who) -> usize {
+    pub(crate) fn network(&mut self, core: &Core<D>, who: Who, mut direct: Option<&mut Vec<Ready>>) -> usize {
         self.set_now(core);
         let budget = match who {
             Who::User => core.iface_config.rx_max_poll,
             Who::Thread => core.config.rx_async_max_poll,
         } as usize;
         // Some may have found no room in the last round.
-        self.take_held();
-        let mut events = self.receive_all(core, budget);
+        if self.engine.has_held() {
+            cold_path();
+            self.take_held(&mut direct);
+        }
+        let mut events = self.receive_all(core, budget, direct);
         if events == 0 || self.tx.is_low() || self.rx_failed || self.look_for_events {
             events += self.look_around(core, who, events == 0);
         }
         self.refill(core);
+        if self.engine.is_due(self.now) {
+            cold_path();
+            self.time_out();
+        }
         if self.engine.has_done() {
             cold_path();
             self.settle_done(core);
@@ -119,30 +129,35 @@ impl<D: Device> Live<D> {
     }
 
     /// Reads the clock. What two processors show may differ by a little; time does not go back here.
-    #[inline]
+    #[inline(always)]
     fn set_now(&mut self, core: &Core<D>) {
         self.now = self.now.max(core.clock.now());
+        self.engine.observe(self.now);
     }
 
-    /// Whether [`Live::pump`] may find anything to do.
-    #[inline]
+    /// Whether [`Live::pump`] may find anything to do. It nearly never has, so the lengths of what it serves are joined
+    /// into one question.
+    #[inline(always)]
     fn has_chores(&self, core: &Core<D>) -> bool {
-        self.engine.has_output()
-            || self.engine.is_due(self.now)
+        let waiting = self.engine.output_len() | self.tx.retired_len() | self.flushes.len();
+        waiting != 0
             || core.md.event_count() != self.events_seen
             || core.resolutions.load(Ordering::Relaxed)
-            || self.tx.has_retired()
             || self.failed.is_some()
-            || !self.flushes.is_empty()
+    }
+
+    /// Timers that are due. Once the interface is lost they have nothing more to say.
+    fn time_out(&mut self) {
+        if self.engine.is_due(self.now) && (self.failed.is_none() || self.endpoints_failed) {
+            self.engine.handle_timeout(self.now);
+        }
     }
 
     /// Timers, resolutions, events and transmissions: everything but the completion queues.
     #[inline(never)]
     pub(crate) fn pump(&mut self, core: &Core<D>) {
         self.fail_endpoints();
-        if self.engine.is_due(self.now) {
-            self.engine.handle_timeout(self.now);
-        }
+        self.time_out();
         if core.resolutions.load(Ordering::Relaxed) && core.resolutions.swap(false, Ordering::AcqRel) {
             self.finish_resolutions();
         }
@@ -167,20 +182,21 @@ impl<D: Device> Live<D> {
 
     /// Polls receives and passes them to the engine, plain messages the short way. Answers how many there were.
     #[inline(never)]
-    fn receive_all(&mut self, core: &Core<D>, budget: usize) -> usize {
+    fn receive_all(&mut self, core: &Core<D>, budget: usize, mut direct: Option<&mut Vec<Ready>>) -> usize {
         let n = self.qp.start_recv(&mut self.wcs, budget);
         self.rx_posted = self.rx_posted.saturating_sub(n);
         while let Some(wc) = self.qp.next_recv(&mut self.wcs) {
             let RecvWc { buf, byte_len, src_qpn, grh, solicited, status } = wc;
-            let is_fine = self.direct && status == WcStatus::Success;
-            let is_ours = !(grh && core.config.eth_dgid_check);
-            let plain = if is_fine { self.receive_plain(&buf, byte_len, src_qpn, is_ours) } else { None };
-            if let Some((ep, am_id)) = plain {
+            if let Some(fresh) = &mut direct
+                && status == WcStatus::Success
+                && let is_ours = !(grh && core.config.eth_dgid_check)
+                && let Some((ep, am_id)) = self.receive_plain(&buf, byte_len, src_qpn, is_ours)
+            {
                 let len = byte_len.saturating_sub((GRH_LEN + NETH_LEN) as u32);
-                self.fresh.push(Ready { buf: Some(buf), len, am_id, ep });
+                push(fresh, Ready { buf: Some(buf), len, am_id, ep });
             } else {
                 cold_path();
-                self.receive(core, RecvWc { buf, byte_len, src_qpn, grh, solicited, status });
+                self.receive(core, RecvWc { buf, byte_len, src_qpn, grh, solicited, status }, &mut direct);
             }
         }
         n
@@ -193,13 +209,13 @@ impl<D: Device> Live<D> {
         if !is_ours && !self.gids.is_same(grh) {
             return rare();
         }
-        let mut home = Home { small: &mut self.small, large: &mut self.large, tx: &self.tx };
-        self.engine.handle_plain(self.now, src_qpn.get(), packet, &mut home)
+        let Live { engine, now, small, large, tx, .. } = self;
+        engine.handle_plain(*now, src_qpn.get(), packet, &mut Home { small, large, tx })
     }
 
     /// Passes a completed receive to the engine, whatever it is.
     #[inline(never)]
-    fn receive(&mut self, core: &Core<D>, wc: RecvWc) {
+    fn receive(&mut self, core: &Core<D>, wc: RecvWc, direct: &mut Option<&mut Vec<Ready>>) {
         let RecvWc { buf, byte_len, src_qpn, grh, status, .. } = wc;
         if status != WcStatus::Success {
             tracing::trace!("{}: a receive completed with {status:?}", core.attr.device);
@@ -227,7 +243,7 @@ impl<D: Device> Live<D> {
         let payload = (len - NETH_LEN) as u32;
         match self.engine.handle_packet(self.now, &meta, packet) {
             RxVerdict::Deliver { ep, am_id } => {
-                self.deliver(Ready { buf: Some(buf), len: payload, am_id, ep });
+                self.deliver(Ready { buf: Some(buf), len: payload, am_id, ep }, direct);
             }
             RxVerdict::Hold { ep, psn, am_id } if self.may_hold() => {
                 let mut buf = buf;
@@ -254,7 +270,7 @@ impl<D: Device> Live<D> {
             }
         }
         // Any packet that takes a PSN may have closed the gap, also a handshake's or a keep-alive.
-        self.take_held();
+        self.take_held(direct);
     }
 
     /// True if a message beyond a gap may be kept. It comes back when the gap is closed, which takes a receive: a part of
@@ -265,27 +281,23 @@ impl<D: Device> Live<D> {
     }
 
     /// Puts a message where the user's thread finds it.
-    #[inline]
-    fn deliver(&mut self, message: Ready) {
-        if self.direct { self.fresh.push(message) } else { self.ready.push_back(message) }
-    }
-
-    /// Moves messages that waited beyond a gap, and are in order by now, to where the user's thread finds them.
-    #[inline]
-    fn take_held(&mut self) {
-        if self.engine.has_held() {
-            self.take_all_held();
+    fn deliver(&mut self, message: Ready, direct: &mut Option<&mut Vec<Ready>>) {
+        match direct {
+            Some(fresh) => fresh.push(message),
+            None => self.ready.push_back(message),
         }
     }
 
-    fn take_all_held(&mut self) {
+    /// Moves messages that waited beyond a gap, and are in order by now, to where the user's thread finds them.
+    #[inline(never)]
+    fn take_held(&mut self, direct: &mut Option<&mut Vec<Ready>>) {
         while self.ready.len() < READY_MAX
             && let Some((ep, am_id, held)) = self.engine.poll_held()
         {
             self.held = self.held.saturating_sub(1);
             // The length travels in the buffer's GRH area, see `set_held_len`.
             let len = held_len(&held);
-            self.deliver(Ready { buf: Some(held), len, am_id, ep });
+            self.deliver(Ready { buf: Some(held), len, am_id, ep }, direct);
         }
     }
 
@@ -322,17 +334,17 @@ impl<D: Device> Live<D> {
     /// Posts receives if enough of them are missing for it to be worth while.
     #[inline(always)]
     pub(crate) fn refill(&mut self, core: &Core<D>) {
-        let missing = self.rx_target.saturating_sub(self.rx_posted);
-        if missing >= self.rx_batch || self.rx_posted == 0 {
+        if self.rx_posted <= self.rx_low {
             cold_path();
-            self.post_receives(core, missing);
+            self.post_receives(core, self.rx_target.saturating_sub(self.rx_posted));
         }
     }
 
     /// How many receives should be posted. They are posted some at a time.
     pub(crate) fn set_rx_target(&mut self, core: &Core<D>, target: usize) {
         self.rx_target = target;
-        self.rx_batch = (core.iface_config.rx_max_batch as usize).min(target / 4).max(1);
+        let batch = (core.iface_config.rx_max_batch as usize).min(target / 4).max(1);
+        self.rx_low = target.saturating_sub(batch);
     }
 
     #[inline(never)]
@@ -623,25 +635,38 @@ impl<D: Device> Live<D> {
             cold_path();
             return false;
         }
-        self.touch_clock(core);
         let Live { engine, qp, tx, small, now, .. } = self;
-        let begun = engine.send_plain(*now, ep, (am_id, len), tx.next_serial(), |link, neth, op| {
-            let Some(packet) = small.peek().and_then(|b| b.get_mut(..NETH_LEN + len)) else { return false };
-            if link.ah.is_poisoned() {
-                return false;
+        let total = NETH_LEN + len;
+        // As in `touch_clock`.
+        let is_fresh = tx.is_round_fresh();
+        let time = || {
+            if is_fresh {
+                *now = (*now).max(core.clock.now());
             }
-            packet[..NETH_LEN].copy_from_slice(&neth);
-            fill(&mut packet[NETH_LEN..]);
-            let buf = small.pop();
-            *op = Some(Op::Packet { ep, buf, len: (NETH_LEN + len) as u32, iov: None, comp: None });
-            true
+            *now
+        };
+        let buffer = |link: &Link<D>| if link.ah.is_poisoned() { None } else { small.pop_plenty() };
+        let begun = engine.send_plain(time, ep, (am_id, len), tx.next_serial(), buffer, |mut buf: Buf, neth, op| {
+            // All buffers of this pool are long enough, see above.
+            if let Some((head, body)) = buf.get_mut(..total).and_then(<[u8]>::split_first_chunk_mut) {
+                *head = neth;
+                fill(body);
+            }
+            // A free place has no operation, so there is none to be dropped.
+            std::mem::forget(op.replace(Op::Packet { ep, buf: Some(buf), len: total as u32, iov: None, comp: None }));
+            match op {
+                Some(Op::Packet { buf: Some(buf), .. }) if buf.len() >= total => (&buf[..total], buf.lkey()),
+                _ => {
+                    cold_path();
+                    (&[], 0)
+                }
+            }
         });
-        let Some((link, Op::Packet { buf: Some(buf), .. })) = begun else {
+        let Some((link, bytes, lkey)) = begun else {
             cold_path();
             return false;
         };
-        let Some(bytes) = buf.get(..NETH_LEN + len) else { return false };
-        if let Err(e) = tx.send(qp, link, bytes, buf.lkey(), core.worker.may_batch()) {
+        if let Err(e) = tx.send(qp, link, bytes, lkey, || core.worker.may_batch()) {
             // Lost, but so is the interface, and with it the endpoint.
             self.fail_posting(core, &e);
             return false;
@@ -666,7 +691,7 @@ impl<D: Device> Live<D> {
         let Some(link) = self.engine.link_of(&begun).filter(|l| !l.ah.is_poisoned()) else {
             return self.poisoned(core, ep, buf);
         };
-        match self.tx.send(&mut self.qp, link, &buf[..len], buf.lkey(), core.worker.may_batch()) {
+        match self.tx.send(&mut self.qp, link, &buf[..len], buf.lkey(), || core.worker.may_batch()) {
             Ok(serial) => {
                 let op = Op::Packet { ep, buf: Some(buf), len: len as u32, iov: None, comp: None };
                 self.engine.commit_send(self.now, begun, serial, op);
@@ -1060,13 +1085,6 @@ struct Home<'a, D: Device> {
     tx: &'a Tx<D>,
 }
 
-impl<D: Device> Home<'_, D> {
-    #[inline(never)]
-    fn put_large(&mut self, buf: Buf) {
-        self.large.put(buf);
-    }
-}
-
 impl<D: Device> Settle<Op> for Home<'_, D> {
     /// Finishes a message that has no completion, if the device does not read its buffer any more.
     #[inline(always)]
@@ -1078,7 +1096,7 @@ impl<D: Device> Settle<Op> for Home<'_, D> {
                 self.small.put(buf);
             } else {
                 cold_path();
-                self.put_large(buf);
+                put_back(self.large, buf);
             }
             true
         } else {
@@ -1086,6 +1104,12 @@ impl<D: Device> Settle<Op> for Home<'_, D> {
             false
         }
     }
+}
+
+/// [`Pool::put`], not inlined.
+#[inline(never)]
+fn put_back(pool: &mut Pool, buf: Buf) {
+    pool.put(buf);
 }
 
 /// Payload bytes of a resent operation, behind its NETH.

@@ -77,17 +77,10 @@ impl Pool {
         Ok(self.free.pop())
     }
 
-    /// The buffer that [`Pool::pop`] will take, if there are plenty; else [`Pool::take`] knows what to do. Until then it is
-    /// the pool's, so that nothing need be given back.
-    #[inline]
-    pub(crate) fn peek(&mut self) -> Option<&mut Buf> {
-        if self.free.len() <= self.low { None } else { self.free.last_mut() }
-    }
-
-    /// Takes the buffer that [`Pool::peek`] has shown.
-    #[inline]
-    pub(crate) fn pop(&mut self) -> Option<Buf> {
-        self.free.pop()
+    /// Takes a buffer if there are plenty; else [`Pool::take`] knows what to do.
+    #[inline(always)]
+    pub(crate) fn pop_plenty(&mut self) -> Option<Buf> {
+        if self.free.len() <= self.low { None } else { self.free.pop() }
     }
 
     /// Sees to it that `enough` buffers are free, now or soon, by `count` more if they are not.
@@ -151,9 +144,9 @@ impl Pool {
         self.free.extend(bufs);
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn put(&mut self, buf: Buf) {
-        self.free.push(buf);
+        push(&mut self.free, buf);
     }
 
     /// Buffers that are free, or could be made: as many as the limit leaves, none while there is no memory.
@@ -173,6 +166,22 @@ impl Pool {
     pub(crate) fn free_count(&self) -> usize {
         self.free.len()
     }
+}
+
+/// [`Vec::push`] where the vector hardly ever grows: growing is a call that takes `value` over, so that the usual way has
+/// nothing to keep in memory for a panic in it.
+#[inline(always)]
+pub(crate) fn push<T>(to: &mut Vec<T>, value: T) {
+    if to.len() == to.capacity() {
+        return push_growing(to, value);
+    }
+    to.push(value);
+}
+
+#[cold]
+#[inline(never)]
+fn push_growing<T>(to: &mut Vec<T>, value: T) {
+    to.push(value);
 }
 
 /// Where kept receive descriptors come home to, from any thread.

@@ -6,6 +6,8 @@
 //! lock, unlock per request: pending requests, one for each endpoint in line
 //! ```
 
+use std::hint::cold_path;
+
 use ib::device::Device;
 use uct::ep::{Endpoint, PendingFn, PendingStatus};
 
@@ -22,22 +24,23 @@ impl<D: Device> Core<D> {
         let mut guard = self.state.lock();
         let st = &mut *guard;
         let Some(live) = &mut st.live else { return 0 };
-        live.direct = st.delivery.is_some() && live.ready.is_empty();
-        let mut events = live.network(self, Who::User);
-        live.direct = false;
-        if live.fresh.is_empty() && !live.has_user_work() {
+        // From inside a callback, or while the progress thread delivers: the network only.
+        let Some(mut delivery) = st.delivery.take() else { return live.network(self, Who::User, None) };
+        // What arrives goes straight to the batch, if nothing waits that it would overtake.
+        let direct = if live.ready.is_empty() { Some(&mut delivery.batch) } else { None };
+        let mut events = live.network(self, Who::User, direct);
+        if delivery.batch.is_empty() && !live.has_user_work() {
+            st.delivery = Some(delivery);
             return events;
         }
-        // From inside a callback, or while the progress thread delivers: the network only.
-        let Some(mut delivery) = st.delivery.take() else { return events };
         let line = live.pending.line_len();
-        if live.ready.is_empty() {
-            std::mem::swap(&mut delivery.batch, &mut live.fresh);
-        } else {
+        if !live.ready.is_empty() {
+            cold_path();
             let max = self.iface_config.rx_max_poll as usize;
             delivery.batch.extend(live.ready.drain(..max.min(live.ready.len())));
         }
         if !live.later.is_empty() {
+            cold_path();
             delivery.later.extend(live.later.drain(..));
         }
         let mut delivering = Delivering::start(self, delivery, &mut st.delivering_on);
@@ -64,7 +67,7 @@ impl<D: Device> Core<D> {
         let Some(mut guard) = self.state.try_lock() else { return 0 };
         let st = &mut *guard;
         let Some(live) = &mut st.live else { return 0 };
-        let events = live.network(self, Who::Thread);
+        let events = live.network(self, Who::Thread, None);
         self.deliver_async(guard, &handlers);
         self.wake_user();
         events

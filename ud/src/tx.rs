@@ -154,13 +154,21 @@ impl<D: Device> Tx<D> {
         link: &Link<D>,
         bytes: &[u8],
         lkey: u32,
-        may_batch: bool,
+        may_batch: impl FnOnce() -> bool,
     ) -> Result<u64, VerbsError> {
-        if self.held > 0 || (may_batch && self.rung && self.caps.send_batch > 1) {
-            return self.send_batched(qp, link, (bytes, lkey), may_batch);
+        if self.held > 0 || self.rung {
+            // Perhaps not alone.
+            let may_batch = may_batch();
+            if self.held > 0 || (may_batch && self.caps.send_batch > 1) {
+                return self.send_batched(qp, link, (bytes, lkey), may_batch);
+            }
         }
         let serial = self.posted + 1;
         let (signaled, inline) = (self.is_signal_due(serial), bytes.len() <= self.caps.inline_len as usize);
+        // Before it is so, that nothing is left to be done after calls into the provider: if it fails, the interface is lost.
+        self.note_posted(serial, signaled, inline);
+        self.rung = true;
+        self.rings += 1;
         qp.post_send_now(&SendWr {
             serial,
             ah: link.ah.ah(),
@@ -171,10 +179,7 @@ impl<D: Device> Tx<D> {
             signaled,
             solicited: false,
         })?;
-        self.note_posted(serial, signaled, inline);
-        self.rung = true;
-        self.rings += 1;
-        Ok(self.posted)
+        Ok(serial)
     }
 
     #[inline(never)]
@@ -280,10 +285,10 @@ impl<D: Device> Tx<D> {
         self.links.push_back((serial, link));
     }
 
-    /// True if memory or an address handle waits for sends to leave the queue.
+    /// 0 if no memory and no address handle waits for sends to leave the queue.
     #[inline]
-    pub(crate) fn has_retired(&self) -> bool {
-        !self.retired.is_empty() || !self.links.is_empty()
+    pub(crate) fn retired_len(&self) -> usize {
+        self.retired.len() | self.links.len()
     }
 
     /// Takes memory that is no longer needed by a posted send. Order of retirement, which is nearly that of the serials.

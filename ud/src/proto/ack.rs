@@ -1,15 +1,18 @@
 //! What acknowledgements do: release the window, let it grow, repair losses.
 
-use std::{hash::Hash, time::Duration};
+use std::{hash::Hash, hint::cold_path, time::Duration};
 
 use uct::Time;
 
 use super::{
-    engine::{Engine, rare},
+    conn::Peer,
+    engine::Engine,
     ep::{Ep, EpId, Is},
     packet::{Later, PacketKind, Packets, Settle},
     psn::Psn,
-    slab::NIL,
+    slab::{NIL, Slab},
+    stats::EngineStats,
+    timer::{TimeLimits, TimerQueue},
     wire::Xack,
 };
 
@@ -76,38 +79,13 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         self.wake_writer(slot);
     }
 
-    /// [`Engine::new_ack`] for what most are that come with messages: of the oldest packet in flight and no other, a message
-    /// that was sent once and did not ask for it, on an endpoint that neither lingers nor repairs a loss. The message is
-    /// settled by `with`. `None`: it is another ack, and nothing was done.
+    /// The endpoints, and beside them what [`Acks::take_one`] needs.
     #[inline(always)]
-    pub(super) fn new_ack_of_one(&mut self, now: Time, slot: u32, ack: Psn, with: &mut impl Settle<T>) -> Option<()> {
+    pub(super) fn acks(&mut self, now: Time) -> (&mut Slab<Ep<L, R>>, Acks<'_, T, P>) {
         let run = self.clock.run(now);
-        let Some(e) = self.eps.get_mut(slot) else { return rare() };
-        let Some(k) = self.pkts.get(e.head) else { return rare() };
-        let Some(peer) = self.peers.get_mut(e.peer) else { return rare() };
-        let is_one = ack == e.acked.next()
-            && k.psn == ack
-            && k.kind == PacketKind::Am
-            && k.resends == 0
-            && !k.ack_req
-            && !e.is.intersects(Is::LOSS_EPISODE | Is::WANT_WRITABLE)
-            && !e.is_resending()
-            && peer.waiting == 0;
-        // Two packets are never acknowledged at once: behind it a marker may wait for the same number.
-        let next = k.next;
-        if !is_one || self.pkts.get(next).is_some_and(|k| k.psn == ack) {
-            return rare();
-        }
-        peer.in_flight -= u64::from(k.charge);
-        self.stats.acks_new += 1;
-        let i = std::mem::replace(&mut e.head, next);
-        if next == NIL {
-            e.tail = NIL;
-        }
-        e.take_ack(ack, self.cfg.max_window, self.tick0, run);
-        self.limits.restart(&mut self.timers, slot, e, now, self.tick0);
-        self.pkts.release(i, with);
-        Some(())
+        let Engine { eps, peers, pkts, timers, stats, limits, cfg, tick0, .. } = self;
+        let times = Times { now, run, tick0: *tick0, limits: *limits };
+        (eps, Acks { peers, pkts, timers, stats, max_window: cfg.max_window, times })
     }
 
     /// How long a resent packet is given to be acknowledged before news of the same gap resends it again.
@@ -232,6 +210,60 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
             }
             at = k.next;
         }
+    }
+}
+
+/// The parts of an engine that an ack of one message changes, besides the endpoint's record.
+pub(super) struct Acks<'a, T, P> {
+    peers: &'a mut Slab<Peer<P>>,
+    pkts: &'a mut Packets<T>,
+    timers: &'a mut TimerQueue,
+    stats: &'a mut EngineStats,
+    max_window: u16,
+    times: Times,
+}
+
+#[derive(Copy, Clone)]
+struct Times {
+    now: Time,
+    run: Time,
+    tick0: u64,
+    limits: TimeLimits,
+}
+
+impl<T, P> Acks<'_, T, P> {
+    /// [`Engine::new_ack`] for what most are that come with messages: of the oldest packet in flight and no other, a message
+    /// that was sent once and did not ask for it, on an endpoint that neither lingers nor repairs a loss. The message is
+    /// settled by `with`. False: it is another ack, and nothing was done.
+    #[inline(always)]
+    pub(super) fn take_one<L, R>(&mut self, slot: u32, e: &mut Ep<L, R>, ack: Psn, with: &mut impl Settle<T>) -> bool {
+        let Some(k) = self.pkts.get(e.head) else { return false };
+        let Some(peer) = self.peers.get_mut(e.peer) else { return false };
+        let is_one = ack == e.acked.next()
+            && k.psn == ack
+            && k.kind == PacketKind::Am
+            && k.resends == 0
+            && !k.ack_req
+            && !e.is.intersects(Is::LOSS_EPISODE | Is::WANT_WRITABLE)
+            && !e.is_resending()
+            && peer.waiting == 0;
+        // Two packets are never acknowledged at once: behind it a marker may wait for the same number.
+        let (next, charge) = (k.next, k.charge);
+        if !is_one || self.pkts.get(next).is_some_and(|k| k.psn == ack) {
+            cold_path();
+            return false;
+        }
+        self.pkts.release(e.head, with);
+        peer.in_flight -= u64::from(charge);
+        self.stats.acks_new += 1;
+        e.head = next;
+        if next == NIL {
+            e.tail = NIL;
+        }
+        let Times { now, run, tick0, limits } = self.times;
+        e.take_ack(ack, self.max_window, tick0, run);
+        limits.restart_later(self.timers, slot, e, now, tick0);
+        true
     }
 }
 

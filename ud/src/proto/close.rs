@@ -241,7 +241,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     /// the endpoint, answer and all, or is gone: there is nobody left to linger for.
     pub(super) fn on_bye_tick(&mut self, now: Time, slot: u32) {
         let ep = &mut self.eps[slot];
-        ep.tick_at = Time::MAX;
+        ep.set_tick_at(Time::MAX);
         if self.clock.run(now).since(ep.send_time) > self.cfg.timeout {
             self.free_ep(slot);
             return;
@@ -349,7 +349,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         self.clear_want(slot);
         let ep = &mut self.eps[slot];
         ep.transition(State::Failed(kind));
-        ep.tick_at = Time::MAX;
+        ep.set_tick_at(Time::MAX);
         ep.reserved = 0;
         let id = EpId { slot, id: ep.id };
         match ep.owner {

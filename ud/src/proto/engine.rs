@@ -263,10 +263,10 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         self.pkts.settle_done(with);
     }
 
-    /// Whether [`Engine::poll_event`] or [`Engine::poll_transmit`] may have something.
+    /// 0 if neither [`Engine::poll_event`] nor [`Engine::poll_transmit`] has anything.
     #[inline]
-    pub fn has_output(&self) -> bool {
-        self.pkts.has_done() || !self.events.is_empty() || !self.ready.is_empty() || !self.doomed.is_empty()
+    pub fn output_len(&self) -> usize {
+        self.pkts.done_len() | self.events.len() | self.ready.len() | self.doomed.len()
     }
 
     // --- look-ups
@@ -478,12 +478,10 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     #[inline(always)]
     pub(super) fn push_packet(&mut self, slot: u32, packet: Packet<T>) -> u32 {
         let charge = packet.charge;
-        let i = self.pkts.insert(packet);
         let ep = &mut self.eps[slot];
+        let i = self.pkts.insert(ep.tail, packet);
         if ep.tail == NIL {
             ep.head = i;
-        } else {
-            self.pkts[ep.tail].next = i;
         }
         ep.tail = i;
         if charge > 0 {

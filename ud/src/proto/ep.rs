@@ -136,6 +136,9 @@ bitflags::bitflags! {
         const HELD_READY = 1 << 10;
         /// The window was cut for a loss that is not repaired yet.
         const LOSS_EPISODE = 1 << 11;
+        /// The interval that runs is the first one after an ack or a send, with the usual patience: acks may put off moving
+        /// its end, see [`TimeLimits::restart_later`](super::timer::TimeLimits::restart_later).
+        const FIRST_TICK = 1 << 12;
         /// The current resend range was started by news from the receiver rather than by the timer.
         const NACKED = 1 << 13;
         /// The current resend range consists of the holes of a selective ack.
@@ -207,7 +210,7 @@ pub(super) struct Ep<L, R> {
     pub(super) last_resend: Time,
     /// When any packet of the peer last arrived.
     pub(super) last_heard: Time,
-    /// When the resend or BYE interval is over; `Time::MAX`: not running.
+    /// When the resend or BYE interval is over, or earlier ([`Is::FIRST_TICK`]); `Time::MAX`: not running.
     pub(super) tick_at: Time,
     /// When this endpoint's timer is due; `Time::MAX`: never.
     pub(super) deadline: Time,
@@ -328,7 +331,15 @@ impl<L, R> Ep<L, R> {
     /// Starts the resend interval anew; stops it if nothing is in flight.
     #[inline]
     pub(super) fn start_interval(&mut self, now: Time, tick0: u64) {
-        self.tick_at = if self.in_flight() == 0 { Time::MAX } else { now.add_nanos(self.first_interval(tick0)) };
+        let at = if self.in_flight() == 0 { Time::MAX } else { now.add_nanos(self.first_interval(tick0)) };
+        self.set_tick_at(at);
+    }
+
+    /// When the interval is over; `Time::MAX` stops it.
+    #[inline]
+    pub(super) fn set_tick_at(&mut self, at: Time) {
+        self.tick_at = at;
+        self.is.remove(Is::FIRST_TICK);
     }
 
     pub(super) fn is_window_open(&self, reserved: u16) -> bool {

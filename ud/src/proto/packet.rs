@@ -47,7 +47,7 @@ pub(super) struct Packet<T> {
     pub(super) charge: u32,
     /// Serial number of its last posting.
     pub(super) serial: u64,
-    /// When it was last posted.
+    /// When it was last posted, or a little earlier: see [`Engine::send_plain`](super::Engine::send_plain).
     pub(super) sent: Time,
     /// The user's operation; `None` in the engine's own packets.
     pub(super) op: Option<T>,
@@ -125,30 +125,42 @@ impl<T> Packets<T> {
         self.done_len
     }
 
-    /// A free place, made if there is none, for who writes an entry where it stays and then calls [`Packets::occupy`].
-    #[inline]
-    pub(super) fn vacant_place(&mut self) -> u32 {
+    /// Sees to it that there is a free place.
+    #[inline(always)]
+    pub(super) fn make_room(&mut self) {
         if self.free == NIL {
             self.grow();
         }
-        self.free
     }
 
-    /// The place that [`Packets::vacant_place`] gave is in use now, as the last of a list.
-    #[inline]
-    pub(super) fn occupy(&mut self, i: u32) {
-        if let Some(place) = self.places.get_mut(i as usize) {
-            self.free = std::mem::replace(&mut place.next, NIL);
-            self.len += 1;
+    /// Takes a free place as the last of the list whose last is `tail`, or of a new one, for who
+    /// writes an entry where it stays. The place has no operation. `None`: there was no [`Packets::make_room`] before.
+    #[inline(always)]
+    pub(super) fn append(&mut self, tail: u32) -> Option<(u32, &mut Packet<T>)> {
+        let i = self.free;
+        if i as usize >= self.places.len() {
+            return None;
         }
+        if let Some(last) = self.places.get_mut(tail as usize) {
+            last.next = i;
+        }
+        let place = self.places.get_mut(i as usize)?;
+        self.free = std::mem::replace(&mut place.next, NIL);
+        self.len += 1;
+        Some((i, place))
     }
 
-    /// Puts an entry in, as the last of a list.
-    pub(super) fn insert(&mut self, packet: Packet<T>) -> u32 {
-        let i = self.vacant_place();
-        self.occupy(i);
-        self[i] = packet;
-        i
+    /// Puts an entry in, as the last of the list whose last is `tail`, or of a new one.
+    #[inline]
+    pub(super) fn insert(&mut self, tail: u32, packet: Packet<T>) -> u32 {
+        self.make_room();
+        match self.append(tail) {
+            Some((i, place)) => {
+                *place = Packet { next: NIL, ..packet };
+                i
+            }
+            None => NIL,
+        }
     }
 
     /// Makes a free place.

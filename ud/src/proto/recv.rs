@@ -30,12 +30,12 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     /// packet they release; no allocation but for the first packet kept beyond a gap.
     #[inline]
     pub fn handle_packet(&mut self, now: Time, meta: &RxMeta, bytes: &[u8]) -> RxVerdict {
+        self.observe(now);
         if meta.can_deliver
             && let Some((ep, am_id)) = self.handle_plain(now, meta.src_qpn, bytes, &mut Later)
         {
             return RxVerdict::Deliver { ep, am_id };
         }
-        self.observe(now);
         self.stats.rx_packets += 1;
         self.on_packet(now, meta, bytes).unwrap_or_else(|reason| {
             self.stats.drops[reason as usize] += 1;
@@ -46,7 +46,8 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     /// [`Engine::handle_packet`] for what nearly every packet is: the next message of a connected endpoint, with nothing
     /// waiting behind a gap, from the endpoint's peer. Does what the long way would do, without the questions whose answers
     /// are known. The message is to be delivered to the handler of the answered id; `None`: it is something else, and
-    /// nothing was done. What it acknowledges is settled by `with`, or is left for [`Engine::poll_done`].
+    /// nothing was done. What it acknowledges is settled by `with`, or is left for [`Engine::poll_done`]. `now` is the time
+    /// that [`Engine::observe`] was told last.
     #[inline(always)]
     pub fn handle_plain(
         &mut self,
@@ -55,10 +56,11 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         bytes: &[u8],
         with: &mut impl Settle<T>,
     ) -> Option<(EpId, u8)> {
+        debug_assert_eq!(now, self.clock.last());
         let Some(neth) = Neth::parse(bytes) else { return rare() };
         let (dest, slot) = (neth.dest(), self.recent_slot(neth.dest()));
-        self.observe(now);
-        let Some(ep) = self.eps.get_mut(slot) else { return rare() };
+        let (eps, mut acks) = self.acks(now);
+        let Some(ep) = eps.get_mut(slot) else { return rare() };
         let is_plain = neth.is_am()
             && ep.id == dest
             && ep.state == State::Connected
@@ -69,17 +71,19 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         if !is_plain {
             return rare();
         }
+        let is_settled = neth.ack == ep.acked || acks.take_one(slot, ep, neth.ack, with);
         ep.last_heard = now;
         ep.rx_head = neth.psn;
         ep.repeated = 0;
         ep.is.insert(Is::HEARD | Is::RX_ANY);
         self.stats.rx_packets += 1;
         self.stats.rx_delivered += 1;
-        if neth.ack != ep.acked && self.new_ack_of_one(now, slot, neth.ack, with).is_none() {
+        if !is_settled {
             cold_path();
             self.on_ack_psn(now, slot, neth.ack);
         }
         if neth.is(wire::ACK_REQ) {
+            cold_path();
             self.owe_ack(slot);
         }
         self.note_sender(now, slot);

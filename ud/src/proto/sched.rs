@@ -226,7 +226,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
             // than the path allows, say, must not be sent as fast as the peer can ask for it.
             let patience = ep.first_interval(self.tick0) << (k.resends - 1).min(8);
             if ep.tick == self.tick0 {
-                ep.tick_at = now.add_nanos(patience.min(self.tick0));
+                ep.set_tick_at(now.add_nanos(patience.min(self.tick0)));
             }
             self.limits.rearm(&self.clock, &mut self.timers, slot, ep);
         }

@@ -1,6 +1,6 @@
 //! Sending user data: begin reads, commit writes. And what waits for it: flush, check, writable.
 
-use std::hash::Hash;
+use std::{hash::Hash, hint::cold_path};
 
 use uct::{ErrorKind, Time};
 
@@ -12,6 +12,7 @@ use super::{
     packet::{Packet, PacketKind},
     psn::Psn,
     slab::NIL,
+    timer::observe,
     wire::{self, NETH_LEN, Neth},
 };
 
@@ -61,20 +62,24 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     /// is in the window when this returns, so it must be posted with the link and the serial number `serial`, or the
     /// endpoint must fail.
     ///
-    /// `make` gets the link and the header, and puts the operation where it stays, unless it finds that it cannot be posted:
-    /// then it says false. `None`: nothing was changed, because of that or because of the endpoint's state; `begin_send`
-    /// says why.
+    /// `prepare` says whether the message can go by this link, and gives what it takes; it is asked last. `make` gets that
+    /// and the header, puts the operation where it stays, and answers the packet's bytes in it with what else posting needs;
+    /// this comes back with the link. `None`: nothing was changed, because of `prepare` or because of the endpoint's state;
+    /// `begin_send` says why.
+    ///
+    /// `read` gives the time, if it matters: if a clock starts, or the answer to this message will measure a round trip. A
+    /// message that only follows others has the time that was observed last.
     #[inline(always)]
-    pub fn send_plain(
+    pub fn send_plain<B, X>(
         &mut self,
-        now: Time,
+        read: impl FnOnce() -> Time,
         ep: EpId,
         (am_id, len): (u8, usize),
         serial: u64,
-        make: impl FnOnce(&L, [u8; NETH_LEN], &mut Option<T>) -> bool,
-    ) -> Option<(&L, &T)> {
+        prepare: impl FnOnce(&L) -> Option<B>,
+        make: impl for<'a> FnOnce(B, [u8; NETH_LEN], &'a mut Option<T>) -> (&'a [u8], X),
+    ) -> Option<(&L, &[u8], X)> {
         debug_assert!(am_id <= 31, "{am_id}");
-        self.observe(now);
         let Some(e) = self.eps.get_mut(ep.slot) else { return rare() };
         let Some(peer) = self.peers.get_mut(e.peer) else { return rare() };
         let Link::Live(link) = &e.link else { return rare() };
@@ -92,12 +97,19 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         }
         let (psn, ack_req) = (e.psn, is_asking_psn(e.psn, e.acked, e.max_psn));
         let neth = Neth { packet_type: wire::am_type(e.dest, am_id, ack_req), psn, ack: e.rx_head };
+        self.pkts.make_room();
+        let Some(prepared) = prepare(link) else { return rare() };
+        let was_idle = e.in_flight() == 0;
+        let now = if was_idle || ack_req || e.tick_at == Time::MAX {
+            let now = read();
+            observe(&mut self.clock, &self.timers, &mut self.stats, now);
+            now
+        } else {
+            self.clock.last()
+        };
         // Written field by field where it stays: built elsewhere and moved it would be copied twice.
-        let i = self.pkts.vacant_place();
-        let Some(k) = self.pkts.get_mut(i) else { return rare() };
-        if !make(link, neth.emit(), &mut k.op) {
-            return rare();
-        }
+        let (i, k) = self.pkts.append(e.tail)?;
+        let (bytes, extra) = make(prepared, neth.emit(), &mut k.op);
         k.psn = psn;
         k.kind = PacketKind::Am;
         k.sacked = false;
@@ -107,28 +119,24 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         k.charge = charge;
         k.serial = serial;
         k.sent = now;
-        self.pkts.occupy(i);
-        match self.pkts.get_mut(std::mem::replace(&mut e.tail, i)) {
-            Some(tail) => tail.next = i,
-            None => e.head = i,
+        if std::mem::replace(&mut e.tail, i) == NIL {
+            e.head = i;
         }
         e.owed.remove(Owed::ACK | Owed::PROBE);
         e.psn = psn.next();
         e.last_serial = serial;
-        if e.in_flight() == 1 {
+        peer.in_flight += u64::from(charge);
+        self.stats.tx_am += 1;
+        if was_idle {
             e.send_time = self.clock.run(now);
             e.tick = self.tick0;
             self.limits.restart(&mut self.timers, ep.slot, e, now, self.tick0);
         } else if e.tick_at == Time::MAX {
+            cold_path();
             e.start_interval(now, self.tick0);
             self.limits.rearm(&self.clock, &mut self.timers, ep.slot, e);
         }
-        self.stats.tx_am += 1;
-        peer.in_flight += u64::from(charge);
-        match (&e.link, &self.pkts.get(i)?.op) {
-            (Link::Live(link), Some(op)) => Some((link, op)),
-            _ => None,
-        }
+        Some((e.link.get()?, bytes, extra))
     }
 
     /// Whether the endpoint's state lets data out, window and budget aside.

@@ -8,18 +8,21 @@ use super::{
     engine::{Engine, nanos},
     ep::{Ep, EpId, Is, Owed, Owner, State},
     event::Event,
+    stats::EngineStats,
 };
 
 /// Deadlines of endpoints, earliest first. An entry is a promise to look at the endpoint, not the deadline itself: moving a
 /// deadline back, or stopping a timer, costs nothing; the entry is looked at when it comes up, and dropped or renewed.
 pub(super) struct TimerQueue {
     heap: BinaryHeap<Reverse<(Time, u32, u32)>>,
+    /// The time of the first entry; `Time::MAX` if there is none.
+    first: Time,
     armed: usize,
 }
 
 impl TimerQueue {
     pub(super) fn new() -> Self {
-        TimerQueue { heap: BinaryHeap::new(), armed: 0 }
+        TimerQueue { heap: BinaryHeap::new(), first: Time::MAX, armed: 0 }
     }
 
     /// Endpoints with a deadline.
@@ -30,10 +33,13 @@ impl TimerQueue {
     /// No deadline lies before this time.
     #[inline]
     pub(super) fn earliest(&self) -> Time {
-        match self.heap.peek() {
-            Some(Reverse((t, ..))) if self.armed > 0 => *t,
-            _ => Time::MAX,
-        }
+        if self.armed > 0 { self.first } else { Time::MAX }
+    }
+
+    /// Whether an entry has come up, if only to be dropped.
+    #[inline]
+    fn is_up(&self, now: Time) -> bool {
+        self.first <= now
     }
 
     /// Sets an endpoint's deadline; `Time::MAX` stops its timer.
@@ -55,6 +61,7 @@ impl TimerQueue {
     fn enqueue<L, R>(&mut self, slot: u32, ep: &mut Ep<L, R>, at: Time) {
         ep.queued_at = at;
         self.heap.push(Reverse((at, slot, ep.id)));
+        self.first = self.first.min(at);
     }
 
     fn pop_due(&mut self, now: Time) -> Option<(Time, EpId)> {
@@ -63,6 +70,7 @@ impl TimerQueue {
             return None;
         }
         self.heap.pop();
+        self.first = self.heap.peek().map_or(Time::MAX, |Reverse((t, ..))| *t);
         Some((t, EpId { slot, id }))
     }
 }
@@ -134,17 +142,48 @@ pub(super) struct TimeLimits {
 
 impl TimeLimits {
     /// [`TimeLimits::rearm`] after the silence and the interval have started anew, for an endpoint that neither lingers nor
-    /// has failed: there is nothing to be told apart.
+    /// has failed: there is nothing to be told apart. The base interval, and so the first one, is not longer than the
+    /// time-out ([`EngineConfig::validate`](super::EngineConfig::validate)).
     #[inline(always)]
     pub(super) fn restart<L, R>(self, timers: &mut TimerQueue, slot: u32, ep: &mut Ep<L, R>, now: Time, tick0: u64) {
-        let mut at = Time::MAX;
-        ep.tick_at = Time::MAX;
-        if ep.in_flight() > 0 {
-            let interval = ep.first_interval(tick0);
-            ep.tick_at = now.add_nanos(interval);
-            at = now.add_nanos(interval.min(self.timeout.saturating_add(1)));
+        ep.start_interval(now, tick0);
+        if !ep.is.contains(Is::LOSS_EPISODE) {
+            ep.is.insert(Is::FIRST_TICK);
         }
-        timers.set(slot, ep, at);
+        timers.set(slot, ep, ep.tick_at);
+    }
+
+    /// [`TimeLimits::restart`] as nearly every ack does it: while packets are in flight, and nothing was waited for in vain
+    /// since the last restart, the interval that runs already may end too early, but not too late. So it is left as it is,
+    /// and [`TimeLimits::catch_up`] moves it on when it ends.
+    #[inline(always)]
+    pub(super) fn restart_later<L, R>(
+        self,
+        timers: &mut TimerQueue,
+        slot: u32,
+        ep: &mut Ep<L, R>,
+        now: Time,
+        tick0: u64,
+    ) {
+        if ep.in_flight() == 0 || !ep.is.contains(Is::FIRST_TICK) {
+            self.restart(timers, slot, ep, now, tick0);
+        }
+    }
+
+    /// What the acks since the last restart have left to do: the interval ends where the newest of them would have put it.
+    #[inline]
+    fn catch_up<L, R>(clock: &RunClock, ep: &mut Ep<L, R>, tick0: u64) {
+        if !ep.is.contains(Is::FIRST_TICK) || ep.in_flight() == 0 {
+            return;
+        }
+        let at = clock.real(ep.send_time).add_nanos(ep.first_interval(tick0));
+        if at > ep.tick_at {
+            // Unless it is there for something else as well, which is then looked at.
+            if ep.deadline == ep.tick_at && !ep.is_lingering() {
+                ep.deadline = at;
+            }
+            ep.tick_at = at;
+        }
     }
 
     /// Sets the endpoint's deadline from what it waits for.
@@ -181,7 +220,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     /// Whether [`Engine::handle_timeout`] has something to do.
     #[inline]
     pub fn is_due(&self, now: Time) -> bool {
-        self.timers.earliest().min(self.sweep_at) <= now
+        self.timers.is_up(now) || self.sweep_at <= now
     }
 
     /// Serves every deadline that is due: asks for acks, starts resends, declares peers dead, ends lingering. The cost follows
@@ -195,6 +234,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
                 continue; // an earlier entry has taken over
             }
             ep.queued_at = Time::MAX;
+            TimeLimits::catch_up(&self.clock, ep, self.tick0);
             if ep.deadline > now {
                 let at = ep.deadline;
                 if at != Time::MAX {
@@ -210,18 +250,11 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         }
     }
 
-    #[inline]
-    pub(super) fn observe(&mut self, now: Time) {
-        if !self.clock.observe_soon(now) {
-            self.observe_late(now);
-        }
-    }
-
-    #[cold]
-    fn observe_late(&mut self, now: Time) {
-        if self.clock.observe(now, self.timers.earliest()) {
-            self.stats.stopped += 1;
-        }
+    /// Takes note of the time, which must not go back. Every call that takes a time does this, but
+    /// [`Engine::handle_plain`]: many packets may come at one time.
+    #[inline(always)]
+    pub fn observe(&mut self, now: Time) {
+        observe(&mut self.clock, &self.timers, &mut self.stats, now);
     }
 
     /// Sets the endpoint's deadline from what it waits for.
@@ -233,14 +266,14 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     /// (Re)starts the resend interval.
     pub(super) fn start_tick(&mut self, now: Time, slot: u32) {
         let ep = &mut self.eps[slot];
-        ep.tick_at = now.add_nanos(ep.tick);
+        ep.set_tick_at(now.add_nanos(ep.tick));
         self.rearm(slot);
     }
 
     fn on_deadline(&mut self, now: Time, slot: u32) {
         let ep = &self.eps[slot];
         if ep.is_failed() || (ep.in_flight() == 0 && !ep.is.contains(Is::BYE_SENT)) {
-            self.eps[slot].tick_at = Time::MAX;
+            self.eps[slot].set_tick_at(Time::MAX);
         } else if ep.in_flight() == 0 {
             self.on_bye_tick(now, slot);
         } else {
@@ -308,7 +341,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
             }
         }
         let interval = self.back_off(slot);
-        self.eps[slot].tick_at = now + interval;
+        self.eps[slot].set_tick_at(now + interval);
     }
 
     /// Before the first base interval is over: asks after some round trips, and again whenever the silence (`idle`, in
@@ -320,7 +353,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         let first = ep.first_interval(tick0);
         let is_time = idle >= first;
         let wait = if is_time { idle.min(tick0 - idle) } else { first - idle };
-        ep.tick_at = now.add_nanos(wait.max(1));
+        ep.set_tick_at(now.add_nanos(wait.max(1)));
         if is_time && ep.state == State::Connected {
             self.owe(slot, Owed::ACK_REQ);
         }
@@ -333,6 +366,21 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         let ep = &mut self.eps[slot];
         ep.tick = ((ep.tick as f64 * self.cfg.timer_backoff).min(max as f64) as u64).max(1);
         Duration::from_nanos(ep.tick)
+    }
+}
+
+/// [`Engine::observe`], for who has borrowed other parts of the engine.
+#[inline(always)]
+pub(super) fn observe(clock: &mut RunClock, timers: &TimerQueue, stats: &mut EngineStats, now: Time) {
+    if !clock.observe_soon(now) {
+        observe_late(clock, timers, stats, now);
+    }
+}
+
+#[cold]
+fn observe_late(clock: &mut RunClock, timers: &TimerQueue, stats: &mut EngineStats, now: Time) {
+    if clock.observe(now, timers.earliest()) {
+        stats.stopped += 1;
     }
 }
 

@@ -242,11 +242,19 @@ impl Net {
         let mut op = Some(op);
         // Every other message tries the short way, which must come to the same.
         if kind == SendKind::Copy && serial.is_multiple_of(2) {
-            node.eng.send_plain(now, ep, (am_id, payload.len()), serial, |_, neth, place| {
-                assert_eq!(neth, begun.neth);
-                *place = op.take();
-                true
-            });
+            let size = (am_id, payload.len());
+            node.eng.send_plain(
+                || now,
+                ep,
+                size,
+                serial,
+                |_| op.take(),
+                |op, neth, place| {
+                    assert_eq!(neth, begun.neth);
+                    *place = Some(op);
+                    (&[], ())
+                },
+            );
         }
         if let Some(op) = op {
             node.eng.commit_send(now, begun, serial, op);
