@@ -513,6 +513,12 @@ pub trait UdQp: Send + 'static {
         room.pop()
     }
 
+    /// [`UdQp::next_recv`] if that is a success, and at hand, as nearly all are; `None` takes nothing, and is no answer.
+    #[inline]
+    fn next_success(&mut self, room: &mut Vec<RecvWc>) -> Option<RecvWc> {
+        room.pop_if(|wc| wc.status == WcStatus::Success)
+    }
+
     /// Asks for the event fd to become readable at the next completion of the kinds in `what`, once. Drains the fd first.
     ///
     /// # Errors

@@ -27,7 +27,7 @@ use crate::{
         Begun, CreqInfo, CreqOutcome, DropReason, EpId, EpStateView, Event, ExtCaps, FailDetail, Features, Outstanding,
         PeerCaps, Refused, RxMeta, RxVerdict, SendKind, Settle, TransmitKind, rare,
     },
-    tx::{Link, PostFlags, Retired, Tx},
+    tx::{Link, PostFlags, Retired},
 };
 
 /// Who polls.
@@ -79,7 +79,10 @@ impl<D: Device> Live<D> {
             cold_path();
             self.take_held(&mut direct);
         }
-        let mut events = self.receive_all(core, budget, direct);
+        let mut events = match who {
+            Who::User => self.receive_all(core, budget, direct),
+            Who::Thread => self.receive_aside(core, budget),
+        };
         if events == 0 || self.tx.is_low() || self.rx_failed || self.look_for_events {
             events += self.look_around(core, who, events == 0);
         }
@@ -128,11 +131,10 @@ impl<D: Device> Live<D> {
         sent
     }
 
-    /// Reads the clock. What two processors show may differ by a little; time does not go back here.
+    /// Reads the clock. What two processors show may differ by a little; time does not go back in the engine.
     #[inline(always)]
     fn set_now(&mut self, core: &Core<D>) {
-        self.now = self.now.max(core.clock.now());
-        self.engine.observe(self.now);
+        self.now = self.engine.observe(core.clock.now());
     }
 
     /// Whether [`Live::pump`] may find anything to do. It nearly never has, so the lengths of what it serves are joined
@@ -180,18 +182,30 @@ impl<D: Device> Live<D> {
 
     // --- receiving
 
-    /// Polls receives and passes them to the engine, plain messages the short way. Answers how many there were.
+    /// [`Live::receive_all`] where it need not be inlined.
     #[inline(never)]
+    fn receive_aside(&mut self, core: &Core<D>, budget: usize) -> usize {
+        self.receive_all(core, budget, None)
+    }
+
+    /// Polls receives and passes them to the engine, plain messages the short way. Answers how many there were.
+    #[inline(always)]
     fn receive_all(&mut self, core: &Core<D>, budget: usize, mut direct: Option<&mut Vec<Ready>>) -> usize {
         let n = self.qp.start_recv(&mut self.wcs, budget);
         self.rx_posted = self.rx_posted.saturating_sub(n);
-        while let Some(wc) = self.qp.next_recv(&mut self.wcs) {
+        for _ in 0..n {
+            let Some(fresh) = &mut direct else {
+                self.receive_any(core, &mut direct);
+                continue;
+            };
+            let Some(wc) = self.qp.next_success(&mut self.wcs) else {
+                cold_path();
+                self.receive_any(core, &mut direct);
+                continue;
+            };
             let RecvWc { buf, byte_len, src_qpn, grh, solicited, status } = wc;
-            if let Some(fresh) = &mut direct
-                && status == WcStatus::Success
-                && let is_ours = !(grh && core.config.eth_dgid_check)
-                && let Some((ep, am_id)) = self.receive_plain(&buf, byte_len, src_qpn, is_ours)
-            {
+            let is_ours = !(grh && core.config.eth_dgid_check);
+            if let Some((ep, am_id)) = self.receive_plain(&buf, byte_len, src_qpn, is_ours) {
                 let len = byte_len.saturating_sub((GRH_LEN + NETH_LEN) as u32);
                 push(fresh, Ready { buf: Some(buf), len, am_id, ep });
             } else {
@@ -202,6 +216,14 @@ impl<D: Device> Live<D> {
         n
     }
 
+    /// Takes the next completed receive, whatever became of it.
+    #[inline(never)]
+    fn receive_any(&mut self, core: &Core<D>, direct: &mut Option<&mut Vec<Ready>>) {
+        if let Some(wc) = self.qp.next_recv(&mut self.wcs) {
+            self.receive(core, wc, direct);
+        }
+    }
+
     /// Passes a packet to the engine if it is a plain message, as nearly all are; `None`: [`Live::receive`] is for it.
     #[inline(always)]
     fn receive_plain(&mut self, buf: &[u8], len: u32, src_qpn: Qpn, is_ours: bool) -> Option<(EpId, u8)> {
@@ -210,7 +232,7 @@ impl<D: Device> Live<D> {
             return rare();
         }
         let Live { engine, now, small, large, tx, .. } = self;
-        engine.handle_plain(*now, src_qpn.get(), packet, &mut Home { small, large, tx })
+        engine.handle_plain(*now, src_qpn.get(), packet, &mut Home { small, large, released: tx.released() })
     }
 
     /// Passes a completed receive to the engine, whatever it is.
@@ -639,14 +661,14 @@ impl<D: Device> Live<D> {
         let total = NETH_LEN + len;
         // As in `touch_clock`.
         let is_fresh = tx.is_round_fresh();
-        let time = || {
+        let read = || {
             if is_fresh {
                 *now = (*now).max(core.clock.now());
             }
             *now
         };
         let buffer = |link: &Link<D>| if link.ah.is_poisoned() { None } else { small.pop_plenty() };
-        let begun = engine.send_plain(time, ep, (am_id, len), tx.next_serial(), buffer, |mut buf: Buf, neth, op| {
+        let begun = engine.send_plain(read, ep, (am_id, len), tx.next_serial(), buffer, |mut buf: Buf, neth, op| {
             // All buffers of this pool are long enough, see above.
             if let Some((head, body)) = buf.get_mut(..total).and_then(<[u8]>::split_first_chunk_mut) {
                 *head = neth;
@@ -758,7 +780,8 @@ impl<D: Device> Live<D> {
     fn settle_done(&mut self, core: &Core<D>) {
         while self.engine.has_done() {
             // Messages without a completion, which are nearly all, are finished where they lie.
-            self.engine.settle_done(Home { small: &mut self.small, large: &mut self.large, tx: &self.tx });
+            let released = self.tx.released();
+            self.engine.settle_done(Home { small: &mut self.small, large: &mut self.large, released });
             if !self.engine.has_done() {
                 break;
             }
@@ -1079,17 +1102,18 @@ impl<D: Device> Live<D> {
 }
 
 /// Where the buffers of acknowledged messages go.
-struct Home<'a, D: Device> {
+struct Home<'a> {
     small: &'a mut Pool,
     large: &'a mut Pool,
-    tx: &'a Tx<D>,
+    /// [`Tx::released`](crate::tx::Tx::released).
+    released: u64,
 }
 
-impl<D: Device> Settle<Op> for Home<'_, D> {
+impl Settle<Op> for Home<'_> {
     /// Finishes a message that has no completion, if the device does not read its buffer any more.
     #[inline(always)]
     fn settle(&mut self, op: &mut Op, serial: u64) -> bool {
-        if serial <= self.tx.released()
+        if serial <= self.released
             && let Some(buf) = op.take_plain()
         {
             if buf.len() == SMALL_LEN {

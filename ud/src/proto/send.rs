@@ -101,9 +101,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         let Some(prepared) = prepare(link) else { return rare() };
         let was_idle = e.in_flight() == 0;
         let now = if was_idle || ack_req || e.tick_at == Time::MAX {
-            let now = read();
-            observe(&mut self.clock, &self.timers, &mut self.stats, now);
-            now
+            observe(&mut self.clock, &self.timers, &mut self.stats, read())
         } else {
             self.clock.last()
         };

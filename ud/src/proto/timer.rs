@@ -250,11 +250,11 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         }
     }
 
-    /// Takes note of the time, which must not go back. Every call that takes a time does this, but
+    /// Takes note of the time, and answers it; if it has gone back, the latest. Every call that takes a time does this, but
     /// [`Engine::handle_plain`]: many packets may come at one time.
     #[inline(always)]
-    pub fn observe(&mut self, now: Time) {
-        observe(&mut self.clock, &self.timers, &mut self.stats, now);
+    pub fn observe(&mut self, now: Time) -> Time {
+        observe(&mut self.clock, &self.timers, &mut self.stats, now)
     }
 
     /// Sets the endpoint's deadline from what it waits for.
@@ -371,10 +371,11 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
 
 /// [`Engine::observe`], for who has borrowed other parts of the engine.
 #[inline(always)]
-pub(super) fn observe(clock: &mut RunClock, timers: &TimerQueue, stats: &mut EngineStats, now: Time) {
+pub(super) fn observe(clock: &mut RunClock, timers: &TimerQueue, stats: &mut EngineStats, now: Time) -> Time {
     if !clock.observe_soon(now) {
         observe_late(clock, timers, stats, now);
     }
+    clock.last()
 }
 
 #[cold]
