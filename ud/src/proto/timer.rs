@@ -172,7 +172,7 @@ impl TimeLimits {
 
     /// What the acks since the last restart have left to do: the interval ends where the newest of them would have put it.
     #[inline]
-    fn catch_up<L, R>(clock: &RunClock, ep: &mut Ep<L, R>, tick0: u64) {
+    pub(super) fn catch_up<L, R>(clock: &RunClock, ep: &mut Ep<L, R>, tick0: u64) {
         if !ep.is.contains(Is::FIRST_TICK) || ep.in_flight() == 0 {
             return;
         }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use uct::Time;
+
 use super::net::*;
 use crate::proto::{psn::Psn, wire, *};
 
@@ -326,5 +328,58 @@ fn an_ack_of_what_was_never_sent_is_ignored_and_counted() {
 impl<L, R> crate::proto::ep::Ep<L, R> {
     fn clone_window(&self) -> (Psn, Psn, Psn, u16, u32) {
         (self.psn, self.acked, self.max_psn, self.cwnd, self.head)
+    }
+}
+
+/// An interval that acks leave as it is ends where it would if each of them had moved it, and never later.
+#[test]
+fn an_interval_that_is_moved_later_ends_where_it_should() {
+    use crate::proto::{
+        ep::{Ep, Is},
+        timer::{RunClock, TimeLimits, TimerQueue},
+    };
+    const TICK: u64 = 10_000_000;
+    let limits = TimeLimits { timeout: 30_000_000_000, linger: 1, answers_count: true };
+    // Round trips below, within and above the bounds of the first interval, in nanoseconds; 0: not known.
+    for srtt in [0, 10_000, 300_000, 9_000_000] {
+        let mut clock = RunClock::new(Duration::from_secs(1));
+        let make = || {
+            let mut ep: Ep<(), ()> = Ep::new(7, Psn::new(1), TICK);
+            (ep.srtt, ep.psn) = (srtt, Psn::new(40));
+            (ep, TimerQueue::new())
+        };
+        let ((mut at_once, mut a), (mut later, mut b)) = (make(), make());
+        limits.restart(&mut a, 0, &mut at_once, Time::ZERO, TICK);
+        limits.restart(&mut b, 0, &mut later, Time::ZERO, TICK);
+        let mut rng = Rng::new(srtt + 1);
+        let mut now = Time::ZERO;
+        for ack in 1..39 {
+            now = now.add_nanos(rng.below(2_000_000));
+            let run = clock.run(now);
+            assert!(clock.observe_soon(now));
+            // Halfway a repair takes the interval away; the next ack is the first to start it anew.
+            if ack == 20 {
+                at_once.set_tick_at(now.add_nanos(3 * TICK));
+                later.set_tick_at(now.add_nanos(3 * TICK));
+            }
+            at_once.take_ack(Psn::new(ack), 64, TICK, run);
+            limits.restart(&mut a, 0, &mut at_once, now, TICK);
+            later.take_ack(Psn::new(ack), 64, TICK, run);
+            limits.restart_later(&mut b, 0, &mut later, now, TICK);
+            assert!(later.tick_at <= at_once.tick_at && later.deadline <= at_once.deadline, "srtt {srtt}, ack {ack}");
+            assert_eq!((b.armed(), later.is.contains(Is::FIRST_TICK)), (1, true));
+            if rng.percent(30) {
+                TimeLimits::catch_up(&clock, &mut later, TICK);
+                assert_eq!(
+                    (later.tick_at, later.deadline),
+                    (at_once.tick_at, at_once.deadline),
+                    "srtt {srtt}, ack {ack}"
+                );
+            }
+        }
+        // Nothing is in flight: no timer, at once.
+        later.take_ack(Psn::new(39), 64, TICK, clock.run(now));
+        limits.restart_later(&mut b, 0, &mut later, now, TICK);
+        assert_eq!((b.armed(), later.tick_at, later.deadline), (0, Time::MAX, Time::MAX));
     }
 }
