@@ -12,9 +12,8 @@ pub(super) struct RecvSlab {
     places: Box<[Option<Buf>]>,
     depth: usize,
     len: usize,
-    /// The number of the next buffer, and of the first since the last [`RecvSlab::drain`].
+    /// The number of the next buffer.
     next: u64,
-    first: u64,
 }
 
 impl RecvSlab {
@@ -22,7 +21,7 @@ impl RecvSlab {
     pub(super) fn new(depth: u32) -> Self {
         let depth = depth as usize;
         let places = (0..depth.next_power_of_two()).map(|_| None).collect();
-        RecvSlab { places, depth, len: 0, next: 0, first: 0 }
+        RecvSlab { places, depth, len: 0, next: 0 }
     }
 
     #[inline]
@@ -54,9 +53,10 @@ impl RecvSlab {
     /// Takes the buffer of this number out; `None` if there is none or the number is of before the last drain.
     #[inline]
     pub(super) fn take(&mut self, id: u64) -> Option<Buf> {
-        // A number that is older than the ring is long has been taken: its place is another buffer's.
+        // A number that is older than the ring is long has been taken or drained: its place is another buffer's. A younger one
+        // has its place to itself.
         let newer = self.next.wrapping_sub(id).wrapping_sub(1);
-        if id < self.first || newer >= self.places.len() as u64 {
+        if newer >= self.places.len() as u64 {
             return None;
         }
         let buf = self.place(id).take()?;
@@ -66,7 +66,6 @@ impl RecvSlab {
 
     /// Takes everything out, in no particular order; numbers of before name nothing any more.
     pub(super) fn drain(&mut self) -> Vec<Buf> {
-        self.first = self.next;
         self.len = 0;
         self.places.iter_mut().filter_map(Option::take).collect()
     }
