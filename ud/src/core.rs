@@ -162,7 +162,6 @@ pub(crate) struct Counters {
     pub(crate) rx_bad_creq: u64,
     pub(crate) rx_queue_full: u64,
     pub(crate) rx_held_full: u64,
-    pub(crate) rx_no_memory: u64,
     pub(crate) rx_errors: u64,
     pub(crate) qp_resets: u64,
     pub(crate) re_resolved: u64,

@@ -137,7 +137,7 @@ impl<D: Device> EpShared<D> {
             Err(r) => return Err(self.send_refused(live, r, len)),
         };
         let pool = if NETH_LEN + len <= SMALL_LEN { &mut live.small } else { &mut live.large };
-        let Some(mut buf) = pool.take(&self.core.md)? else { return Err(SendError::NoResource) };
+        let Some(mut buf) = pool.take(&self.core.md, live.now)? else { return Err(SendError::NoResource) };
         fill(&mut buf[NETH_LEN..NETH_LEN + len]);
         live.send_copy(&self.core, begun, (self.id, buf, NETH_LEN + len))
     }
@@ -277,7 +277,7 @@ impl<D: Device> Endpoint for EpShared<D> {
                 return Err(self.refused(live, r));
             }
             live.tx.reserve();
-            match live.large.take(&self.core.md) {
+            match live.large.take(&self.core.md, live.now) {
                 Ok(Some(b)) => (b, room),
                 none => {
                     live.unreserve(self.id);
@@ -354,7 +354,7 @@ impl<D: Device> Endpoint for EpShared<D> {
         };
         let head = NETH_LEN + header.len();
         let pool = if head <= SMALL_LEN { &mut live.small } else { &mut live.large };
-        let Some(mut buf) = pool.take(&self.core.md)? else { return Err(SendError::NoResource) };
+        let Some(mut buf) = pool.take(&self.core.md, live.now)? else { return Err(SendError::NoResource) };
         buf[NETH_LEN..head].copy_from_slice(header);
         let regions: Box<[MemSlice]> = iov.iter().filter(|s| !s.is_empty()).cloned().collect();
         live.send(&self.core, begun, (self.id, buf, head), Some(regions), comp)?;

@@ -209,9 +209,9 @@ impl<D: Device> Core<D> {
             engine,
             tx: Tx::new(caps, depth),
             qp,
-            small: Pool::new(tx_layout(SMALL_LEN), Access::LOCAL_WRITE, 1024, usize::MAX),
-            large: Pool::new(tx_layout(max_packet), Access::LOCAL_WRITE, 256, usize::MAX),
-            rx: Pool::new(rx_layout, Access::LOCAL_WRITE, 1024, iface_config.rx_max_bufs as usize),
+            small: Pool::new("small send", tx_layout(SMALL_LEN), Access::LOCAL_WRITE, 1024, usize::MAX),
+            large: Pool::new("send", tx_layout(max_packet), Access::LOCAL_WRITE, 256, usize::MAX),
+            rx: Pool::new("receive", rx_layout, Access::LOCAL_WRITE, 1024, iface_config.rx_max_bufs as usize),
             rx_posted: 0,
             rx_target: 0,
             rx_low: 0,
@@ -647,7 +647,8 @@ impl<D: Device> Interface for Core<D> {
 
     fn next_timeout(&self) -> Option<Time> {
         let st = self.state.lock();
-        st.live.as_ref().and_then(|l| l.engine.poll_timeout())
+        let live = st.live.as_ref()?;
+        live.engine.poll_timeout().into_iter().chain(live.wants_memory_at()).min()
     }
 
     fn arm(&self, events: Events) -> Result<Arm> {
@@ -695,7 +696,7 @@ impl<D: Device> Interface for Core<D> {
             c("rx.bad_creq", k.rx_bad_creq),
             c("rx.queue_full", k.rx_queue_full),
             c("rx.held_full", k.rx_held_full),
-            c("rx.no_memory", k.rx_no_memory),
+            c("rx.no_memory", live.rx.failures()),
             c("rx.errors", k.rx_errors),
             c("rx.no_handler", self.no_handler.load(Ordering::Relaxed)),
             c("qp.resets", k.qp_resets),

@@ -10,7 +10,7 @@ use ib::{
     types::Qpn,
 };
 use uct::{
-    Error, ErrorKind, MemSlice, Scope, SendError, SendResult,
+    Error, ErrorKind, MemSlice, Scope, SendError, SendResult, Time,
     completion::CompletionToken,
     ep::EpFailure,
     mem::Buf,
@@ -362,6 +362,14 @@ impl<D: Device> Live<D> {
         }
     }
 
+    /// When memory for receives is asked for again, if it was refused: who sleeps must wake up for it, since without receives
+    /// nothing else wakes him.
+    pub(crate) fn wants_memory_at(&self) -> Option<Time> {
+        let missing = self.rx_target.saturating_sub(self.rx_posted);
+        let is_missed = self.rx_posted <= self.rx_low;
+        self.rx.next_attempt(missing).filter(|_| is_missed && self.failed.is_none() && self.recovering.is_none())
+    }
+
     /// How many receives should be posted. They are posted some at a time.
     pub(crate) fn set_rx_target(&mut self, core: &Core<D>, target: usize) {
         self.rx_target = target;
@@ -376,14 +384,10 @@ impl<D: Device> Live<D> {
         if missing == 0 || self.failed.is_some() || self.recovering.is_some() {
             return;
         }
-        if self.rx.free_count() < missing
-            && let Err(e) = self.rx.want(&core.md, missing, missing - self.rx.free_count())
-        {
-            // Tried again in each round, told at the first, second, fourth, eighth... time.
-            self.counters.rx_no_memory += 1;
-            if self.counters.rx_no_memory.is_power_of_two() {
-                tracing::warn!("{}: no more receive buffers, {} posted: {e}", core.attr.device, self.rx_posted);
-            }
+        let free = self.rx.free_count();
+        if free < missing {
+            // It counts its failures, and tells of the first.
+            let _ = self.rx.want(&core.md, self.now, missing, missing - free);
         }
         let free = self.rx.free_mut();
         let mut take = std::mem::take(&mut self.post_scratch);
@@ -552,7 +556,7 @@ impl<D: Device> Live<D> {
             };
             let total = bytes.len() + if let TransmitKind::Resend { op, .. } = &t.kind { op_len(op) } else { 0 };
             if total > inline_len {
-                match self.small.take(&core.md) {
+                match self.small.take(&core.md, self.now) {
                     Ok(Some(mut b)) => {
                         b[..bytes.len()].copy_from_slice(bytes);
                         header = Some(b);
@@ -1057,11 +1061,11 @@ impl<D: Device> Live<D> {
 
     /// Settles what is outstanding with `Canceled`, and moves what the packets still need out of the user's memory.
     pub(crate) fn give_up(&mut self, core: &Core<D>, ep: EpId, keep_ep: bool) {
-        let (large, tx, later) = (&mut self.large, &mut self.tx, &mut self.later);
+        let (large, tx, later, now) = (&mut self.large, &mut self.tx, &mut self.later, self.now);
         let visit = |o: Outstanding<'_, Op>| {
             let token = match o {
                 Outstanding::Packet(op) => {
-                    if let Some((iov, old)) = copy_user_data(core, large, op) {
+                    if let Some((iov, old)) = copy_user_data(core, (large, now), op) {
                         // What was posted may not have been read yet.
                         let last = tx.next_serial() - 1;
                         tx.retire(last, Retired::Buf(old));
@@ -1145,14 +1149,18 @@ fn op_len(op: &Op) -> usize {
 }
 
 /// Copies what a zero-copy packet still needs into a buffer of ours; gives back the regions and the header's buffer.
-fn copy_user_data<D: Device>(core: &Core<D>, large: &mut Pool, op: &mut Op) -> Option<(Box<[MemSlice]>, Buf)> {
+fn copy_user_data<D: Device>(
+    core: &Core<D>,
+    (large, now): (&mut Pool, Time),
+    op: &mut Op,
+) -> Option<(Box<[MemSlice]>, Buf)> {
     let extra = op.iov_len();
     let Op::Packet { buf, len, iov, .. } = op else { return None };
     iov.as_ref()?;
     let old = buf.as_ref()?;
     let head = *len as usize;
     // Without memory for a copy the packet goes on holding the regions, which keeps it correct.
-    let mut copy = large.take(&core.md).ok().flatten().filter(|b| b.len() >= head + extra)?;
+    let mut copy = large.take(&core.md, now).ok().flatten().filter(|b| b.len() >= head + extra)?;
     copy[..head].copy_from_slice(&old[..head]);
     let taken = iov.take()?;
     let mut at = head;
