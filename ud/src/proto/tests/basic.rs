@@ -44,7 +44,11 @@ fn the_last_message_lost_is_repaired_by_the_timer() {
     net.filter = Some(Box::new(|_, _| false));
     let op = net.send(0, a, b"lost").unwrap();
     net.filter = None;
-    assert!(net.run_until(Duration::from_millis(20), |n| n.is_done(0, op) == Some(Ok(()))), "{}", net.tail());
+    assert!(
+        net.run_until(Duration::from_millis(20), |n| n.is_done(0, op) == Some(Ok(()))),
+        "the lost message is not repaired within 20 ms\n{}",
+        net.tail()
+    );
     assert_eq!(net.payloads(1), [b"lost"]);
 }
 

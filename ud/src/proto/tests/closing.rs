@@ -72,7 +72,12 @@ fn a_bye_ends_the_waiting_of_who_wants_to_send() {
     net.nodes[0].eng.want_writable(a);
     net.destroy(1, b);
     net.run_for(Duration::from_secs(1));
-    assert_eq!(net.nodes[0].failed, [(a, ErrorKind::ConnectionReset)], "{}", net.tail());
+    assert_eq!(
+        net.nodes[0].failed,
+        [(a, ErrorKind::ConnectionReset)],
+        "the writer is not told that the peer has closed\n{}",
+        net.tail()
+    );
 }
 
 /// Towards a plain UCX peer the record stays for the whole linger time, and not longer.
@@ -147,7 +152,11 @@ fn a_repeated_crep_of_a_lingering_endpoint() {
     net.run_for(Duration::from_millis(100));
     assert!(!net.nodes[0].eng.is_connected(a));
     net.filter = None;
-    assert!(net.run_until(Duration::from_secs(5), |n| !n.nodes[0].connected.is_empty()), "{}", net.tail());
+    assert!(
+        net.run_until(Duration::from_secs(5), |n| !n.nodes[0].connected.is_empty()),
+        "it does not connect anew\n{}",
+        net.tail()
+    );
     net.settle();
     assert_eq!(net.nodes[0].closed_by_peer, [a]);
 }
@@ -264,7 +273,7 @@ fn a_lost_bye_is_repeated() {
     net.filter = drop_first(3, |_, b| is_bye(b) || is_bye_ack(b));
     net.destroy(0, a);
     net.run_for(Duration::from_millis(200));
-    assert_eq!(net.nodes[0].freed, [a], "{}", net.tail());
+    assert_eq!(net.nodes[0].freed, [a], "the record is not freed\n{}", net.tail());
     assert_eq!(net.nodes[1].closed_by_peer, [b], "told once");
     assert_eq!(net.nodes[0].eng.stats().tx_byes, 4);
 }

@@ -22,8 +22,8 @@ pub(super) fn drop_first(n: usize, which: impl Fn(usize, &[u8]) -> bool + 'stati
 }
 
 fn assert_joined(net: &Net, a: EpId, b: EpId) {
-    assert_eq!(net.nodes[0].eng.remote_ep_id(a), Some(b.wire_id()), "{}", net.tail());
-    assert_eq!(net.nodes[1].eng.remote_ep_id(b), Some(a.wire_id()), "{}", net.tail());
+    assert_eq!(net.nodes[0].eng.remote_ep_id(a), Some(b.wire_id()), "whom it is connected to\n{}", net.tail());
+    assert_eq!(net.nodes[1].eng.remote_ep_id(b), Some(a.wire_id()), "whom the peer is connected to\n{}", net.tail());
 }
 
 /// Connects from one side, the other claims; messages flow both ways afterwards.
@@ -31,7 +31,11 @@ fn connects_despite(filter: Option<Filter>) -> Net {
     let mut net = Net::new(2, 1);
     net.filter = filter;
     let a = net.connect(0, 1);
-    assert!(net.run_until(Duration::from_secs(5), |n| n.nodes[0].eng.is_connected(a)), "{}", net.tail());
+    assert!(
+        net.run_until(Duration::from_secs(5), |n| n.nodes[0].eng.is_connected(a)),
+        "it does not connect\n{}",
+        net.tail()
+    );
     let b = net.connect(1, 0);
     assert_joined(&net, a, b);
     net.send_wait(0, a, b"to b");
@@ -79,7 +83,8 @@ fn times_of_a_repeated_creq() {
     net.pump();
     while times.len() < 5 {
         let before = net.nodes[0].eng.stats().tx_resends;
-        net.step();
+        let in_time = net.step() && net.now.since(start) < Duration::from_secs(10);
+        assert!(in_time, "requests at {times:?} ms, and no more\n{}", net.tail());
         if net.nodes[0].eng.stats().tx_resends > before {
             times.push(net.now.since(start).as_millis());
         }
@@ -256,7 +261,12 @@ fn flush_and_check_of_a_pair_whose_link_is_being_made() {
     assert_eq!([checked, behind].map(|op| net.is_done(0, op)), [None; 2]);
     net.resolve(0, a, true);
     net.settle();
-    assert_eq!([checked, behind].map(|op| net.is_done(0, op)), [Some(Ok(())); 2], "{}", net.tail());
+    assert_eq!(
+        [checked, behind].map(|op| net.is_done(0, op)),
+        [Some(Ok(())); 2],
+        "the check, and the flush behind it\n{}",
+        net.tail()
+    );
 }
 
 #[test]
@@ -331,7 +341,7 @@ fn a_connection_number_is_never_given_twice() {
     net.connect(0, 1);
     net.settle();
     let numbers: Vec<u32> = net.sent.iter().filter_map(|(_, b)| wire::Creq::parse(b)).map(|c| c.conn_sn).collect();
-    assert_eq!(numbers, [2], "{}", net.tail());
+    assert_eq!(numbers, [2], "the numbers of the requests that were sent\n{}", net.tail());
 }
 
 // --- other processes
@@ -491,7 +501,7 @@ fn loopback() {
     let mut net = Net::new(1, 1);
     let a = net.connect(0, 0);
     net.settle();
-    assert!(net.nodes[0].eng.is_connected(a), "{}", net.tail());
+    assert!(net.nodes[0].eng.is_connected(a), "it does not connect to itself\n{}", net.tail());
     assert_eq!(net.nodes[0].eng.remote_ep_id(a), Some(a.wire_id()));
     let b = net.connect(0, 0);
     net.settle();
@@ -504,7 +514,7 @@ fn loopback() {
     net.destroy(0, a);
     net.destroy(0, b);
     net.run_for(Duration::from_secs(5));
-    assert_eq!((net.nodes[0].eng.ep_count(), net.nodes[0].failed.len()), (0, 0), "{}", net.tail());
+    assert_eq!((net.nodes[0].eng.ep_count(), net.nodes[0].failed.len()), (0, 0), "records, failures\n{}", net.tail());
 }
 
 /// A peer whose request was answered in vain asks again after we have given up: it gets a fresh endpoint.
@@ -524,7 +534,11 @@ fn a_request_after_its_answer_was_given_up() {
     assert_eq!(net.nodes[1].failed, [(b, ErrorKind::EndpointTimeout)]);
     net.destroy(1, b);
     net.filter = None;
-    assert!(net.run_until(Duration::from_secs(5), |n| n.nodes[0].eng.is_connected(a)), "{}", net.tail());
+    assert!(
+        net.run_until(Duration::from_secs(5), |n| n.nodes[0].eng.is_connected(a)),
+        "it does not connect\n{}",
+        net.tail()
+    );
 }
 
 /// A request outlives the process it was meant for, and the next one answers it: the endpoint has lost its peer.

@@ -172,7 +172,11 @@ fn h6_restart_with_everything_the_same() {
         net.restart(0, |cfg| cfg.first_ep_id = Some(5));
         let a2 = net.connect(0, 1);
         assert_eq!(a.wire_id(), a2.wire_id());
-        assert!(net.run_until(Duration::from_millis(100), |n| n.nodes[0].eng.is_connected(a2)), "{}", net.tail());
+        assert!(
+            net.run_until(Duration::from_millis(100), |n| n.nodes[0].eng.is_connected(a2)),
+            "the new process does not connect\n{}",
+            net.tail()
+        );
         let b2 = net.connect(1, 0);
         net.send_wait(0, a2, b"hello");
         net.send_wait(1, b2, b"hello");

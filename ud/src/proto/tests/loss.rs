@@ -7,10 +7,7 @@ use crate::proto::{wire, *};
 
 /// Opens the window to `n` packets.
 fn open_window(net: &mut Net, ep: EpId, n: u16) {
-    while net.nodes[0].eng.eps[ep.slot].cwnd <= n {
-        while net.send(0, ep, b"").is_ok() {}
-        net.settle();
-    }
+    net.open_window(ep, n);
     net.nodes[1].delivered.clear();
     net.sent.clear();
     net.records = true;
@@ -43,7 +40,11 @@ fn lose_one(net: &mut Net, a: EpId, lost: usize, n: usize, len: usize) -> (Durat
         }
         net.send(0, a, &vec![i as u8; len]).unwrap();
     }
-    assert!(net.run_until(Duration::from_secs(1), |net| net.nodes[1].delivered.len() == n), "{}", net.tail());
+    assert!(
+        net.run_until(Duration::from_secs(1), |net| net.nodes[1].delivered.len() == n),
+        "what was lost is not repaired\n{}",
+        net.tail()
+    );
     assert_eq!(numbers(net), (0..n as u8).collect::<Vec<_>>());
     (net.now.since(start), net.nodes[0].eng.stats().tx_resends - resends)
 }
@@ -84,7 +85,7 @@ fn a_lost_resend_is_repaired_by_the_next_news() {
     }
     let start = net.now;
     while net.nodes[1].delivered.len() < 8 {
-        assert!(net.step(), "{}", net.tail());
+        assert!(net.step(), "nothing can happen any more, and messages are missing\n{}", net.tail());
     }
     assert!(net.now.since(start) <= Duration::from_millis(31), "{:?}\n{}", net.now.since(start), net.tail());
 }
@@ -150,7 +151,12 @@ fn the_timer_repeats_little_without_news() {
     }
     net.sent.clear();
     net.run_for(Duration::from_millis(35));
-    assert_eq!(net.sent.iter().filter(|(_, b)| is_am(b)).count(), 1, "{}", net.tail());
+    assert_eq!(
+        net.sent.iter().filter(|(_, b)| is_am(b)).count(),
+        1,
+        "packets that were sent before the peer has answered\n{}",
+        net.tail()
+    );
     net.nodes[1].is_running = true;
     net.nodes[1].can_deliver = true;
     assert!(net.run_until(Duration::from_secs(5), |n| !n.nodes[0].eng.has_outstanding(a)));
@@ -241,7 +247,11 @@ fn acks_in_the_middle_of_a_round() {
         net.nodes[1].is_running = true;
         let rest = 8 - usize::from(acked);
         if acked == 0 {
-            assert!(net.run_until(Duration::from_secs(5), |n| n.nodes[1].delivered.len() == rest), "{}", net.tail());
+            assert!(
+                net.run_until(Duration::from_secs(5), |n| n.nodes[1].delivered.len() == rest),
+                "what was lost is not repaired\n{}",
+                net.tail()
+            );
         }
     }
 }
@@ -335,7 +345,7 @@ fn nacks_do_not_provoke_nacks() {
     net.send(1, b, b"2").unwrap();
     net.sent.clear();
     net.run_for(Duration::from_millis(200));
-    assert!(net.sent.len() < 20, "{}", net.tail());
+    assert!(net.sent.len() < 20, "NACKs that provoke NACKs\n{}", net.tail());
     assert!(!net.nodes[0].eng.has_outstanding(a) && !net.nodes[1].eng.has_outstanding(b));
 }
 

@@ -193,7 +193,11 @@ impl Net {
         self.settle();
         let eb = self.connect(b, a);
         self.settle();
-        assert!(self.nodes[a].eng.is_connected(ea) && self.nodes[b].eng.is_connected(eb), "{}", self.tail());
+        assert!(
+            self.nodes[a].eng.is_connected(ea) && self.nodes[b].eng.is_connected(eb),
+            "the pair is not connected\n{}",
+            self.tail()
+        );
         (ea, eb)
     }
 
@@ -539,6 +543,20 @@ impl Net {
             }
         }
         panic!("the network does not come to rest\n{}", self.tail());
+    }
+
+    /// Opens the window of an endpoint of node 0 to `n` packets and more, with empty messages.
+    #[track_caller]
+    pub(super) fn open_window(&mut self, ep: EpId, n: u16) {
+        // One packet more with each ack, and each round has one or two.
+        for _ in 0..=n {
+            if self.nodes[0].eng.eps[ep.slot].cwnd > n {
+                return;
+            }
+            while self.send(0, ep, b"").is_ok() {}
+            self.settle();
+        }
+        panic!("the window does not open to {n} packets\n{}", self.tail());
     }
 
     pub(super) fn tail(&self) -> String {

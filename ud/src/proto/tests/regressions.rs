@@ -115,7 +115,11 @@ fn the_peers_endpoint_id_changes() {
     let stale = neth(b.wire_id(), 5, psn.raw().wrapping_add(40)).emit();
     let _ = net.inject(0, 1, &stale);
     assert_eq!(net.is_done(1, op), None);
-    assert!(net.run_until(Duration::from_secs(1), |n| n.is_done(1, op) == Some(Ok(()))), "{}", net.tail());
+    assert!(
+        net.run_until(Duration::from_secs(1), |n| n.is_done(1, op) == Some(Ok(()))),
+        "the message is not acknowledged by the real peer\n{}",
+        net.tail()
+    );
     assert_eq!(net.payloads(0), [b"hello newcomer"]);
 }
 

@@ -61,7 +61,11 @@ fn sending_does_not_postpone_the_verdict() {
     while net.nodes[0].failed.is_empty() {
         let _ = net.send(0, a, b"more");
         net.run_for(Duration::from_millis(500));
-        assert!(net.now.since(start) < Duration::from_secs(12), "{}", net.tail());
+        assert!(
+            net.now.since(start) < Duration::from_secs(12),
+            "silence of more than 12 s is not noticed\n{}",
+            net.tail()
+        );
     }
 }
 
@@ -80,7 +84,11 @@ fn a_stopped_process_does_not_blame_its_peers() {
         }
         net.step();
         assert!(net.nodes[0].failed.is_empty(), "not on the first tick after a gap");
-        assert!(net.run_until(Duration::from_secs(1), |n| n.is_done(0, op) == Some(Ok(()))), "{}", net.tail());
+        assert!(
+            net.run_until(Duration::from_secs(1), |n| n.is_done(0, op) == Some(Ok(()))),
+            "the message is not acknowledged\n{}",
+            net.tail()
+        );
         assert_eq!(net.nodes[0].eng.stats().stopped, 1);
     }
 }
@@ -136,7 +144,7 @@ fn a_slow_queue_does_not_postpone_the_verdict() {
         let posted = net.nodes[0].serial;
         net.run_for(ms(20));
         net.nodes[0].eng.handle_tx_done(posted);
-        assert!(net.now.since(start) < ms(1_500), "{}", net.tail());
+        assert!(net.now.since(start) < ms(1_500), "silence of more than 1.5 s is not noticed\n{}", net.tail());
     }
     assert_eq!(net.nodes[0].failed, [(a, ErrorKind::EndpointTimeout)]);
 }
@@ -149,7 +157,7 @@ fn a_busy_peer_is_not_dead() {
     net.nodes[1].can_deliver = false;
     let op = net.send(0, a, b"x").unwrap();
     net.run_for(Duration::from_secs(60));
-    assert!(net.nodes[0].failed.is_empty(), "{}", net.tail());
+    assert!(net.nodes[0].failed.is_empty(), "a peer that has no room is taken for dead\n{}", net.tail());
     assert_eq!(net.is_done(0, op), None);
     assert_eq!((&net.nodes[0].stuck, &net.nodes[0].stalled), (&vec![a], &vec![]), "told once");
     let (kept, resends) = net.nodes[0].eng.oldest_unacked(a).expect("what it does not take");
@@ -249,7 +257,8 @@ fn back_off() {
     let (start, mut times) = (net.now, Vec::new());
     while times.len() < 11 {
         let before = net.sent.len();
-        net.step();
+        let in_time = net.step() && net.now.since(start) < Duration::from_secs(60);
+        assert!(in_time, "it asks at {times:?} ms, and no more\n{}", net.tail());
         if net.sent.len() > before {
             times.push(net.now.since(start).as_millis());
         }

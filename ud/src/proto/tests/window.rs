@@ -108,10 +108,7 @@ fn at_most_1024_in_flight() {
     let mut net = Net::new(2, 1);
     net.checks = false;
     let (a, _) = net.pair(0, 1);
-    while cwnd(&net, a) < 1025 {
-        while net.send(0, a, b"").is_ok() {}
-        net.settle();
-    }
+    net.open_window(a, 1024);
     assert_eq!(fill(&mut net, a).0, 1024);
     net.settle();
     assert!(!net.nodes[0].eng.has_outstanding(a));
@@ -122,10 +119,7 @@ fn at_most_1024_in_flight() {
 fn ca_md() {
     let mut net = Net::new(2, 1);
     let (a, _) = net.pair(0, 1);
-    while cwnd(&net, a) < 64 {
-        fill(&mut net, a);
-        net.settle();
-    }
+    net.open_window(a, 63);
     let cuts = net.nodes[0].eng.stats().cwnd_cuts;
     net.filter = Some(Box::new(|from, _| from == 1));
     fill(&mut net, a);
@@ -139,7 +133,11 @@ fn ca_md() {
         net.filter = Some(Box::new(|from, _| from == 1));
         fill(&mut net, a);
         net.filter = None;
-        assert!(net.run_until(Duration::from_secs(5), |n| !n.nodes[0].eng.has_outstanding(a)), "{}", net.tail());
+        assert!(
+            net.run_until(Duration::from_secs(5), |n| !n.nodes[0].eng.has_outstanding(a)),
+            "what was lost is not repaired\n{}",
+            net.tail()
+        );
     }
     assert!((2..=8).contains(&cwnd(&net, a)), "{}", cwnd(&net, a));
 }
@@ -152,10 +150,7 @@ fn ca_resend() {
         cfg.hold_max = 0;
     });
     let (a, _) = net.pair(0, 1);
-    while cwnd(&net, a) < 32 {
-        fill(&mut net, a);
-        net.settle();
-    }
+    net.open_window(a, 31);
     net.filter = Some(Box::new(|from, _| from == 1));
     let (lost, _) = fill(&mut net, a);
     net.filter = None;
@@ -165,7 +160,11 @@ fn ca_resend() {
     let first_round = net.sent.iter().filter(|(n, b)| *n == 0 && b[3] & 1 == 1).count();
     assert_eq!(first_round, 15, "half of 32, less one");
     net.nodes[1].is_running = true;
-    assert!(net.run_until(Duration::from_secs(3), |n| !n.nodes[0].eng.has_outstanding(a)), "{}", net.tail());
+    assert!(
+        net.run_until(Duration::from_secs(3), |n| !n.nodes[0].eng.has_outstanding(a)),
+        "what was lost is not repaired\n{}",
+        net.tail()
+    );
     assert!(net.nodes[1].delivered.len() > lost);
 }
 
@@ -382,4 +381,27 @@ fn an_interval_that_is_moved_later_ends_where_it_should() {
         limits.restart_later(&mut b, 0, &mut later, now, TICK);
         assert_eq!((b.armed(), later.tick_at, later.deadline), (0, Time::MAX, Time::MAX));
     }
+}
+
+/// An ack makes room although nothing is released yet, because the packet's resend is in the send queue still: who waits for room
+/// hears of it at once, not when the queue has moved.
+#[test]
+fn room_is_told_while_a_resend_is_in_the_send_queue() {
+    let mut net = Net::new(2, 1);
+    let (a, _) = net.pair(0, 1);
+    net.filter = Some(Box::new(|from, _| from == 1));
+    let (n, _) = fill(&mut net, a);
+    net.nodes[0].eng.want_writable(a);
+    net.settle();
+    net.filter = None;
+    net.nodes[0].reports_tx = false;
+    assert!(
+        net.run_until(Duration::from_secs(1), |net| net.nodes[1].delivered.len() == n),
+        "what was lost is not repaired\n{}",
+        net.tail()
+    );
+    net.settle();
+    assert!(net.nodes[0].eng.can_send(a), "the ack makes room\n{}", net.tail());
+    assert_eq!(net.nodes[0].writable, [a], "who waits is not told\n{}", net.tail());
+    assert!(net.nodes[0].eng.has_outstanding(a), "the resend is in the queue still");
 }
