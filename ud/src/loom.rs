@@ -7,7 +7,8 @@
 //!
 //! Seen to fail: without the fence of `UserWake::arm`, or without `Core::wake_user`, a user sleeps for ever; with `take_left`
 //! the same for the progress thread as for the user's, an operation is not settled when destroy returns; without the
-//! `want_writable` of `serve_pending`, a request is forgotten; with `Returns::drain_all` clearing its flag outside of the
+//! `want_writable` of `serve_pending`, a request is forgotten; with `take_later_of` taking what is of other endpoints too, an
+//! operation is not settled when the destroy of its own returns; with `Returns::drain_all` clearing its flag outside of the
 //! lock, a buffer is lost.
 
 use std::sync::{Arc, Mutex};
@@ -87,6 +88,22 @@ impl Node {
     fn inbox(&self) -> Vec<u64> {
         self.inbox.lock().expect("no panic").clone()
     }
+
+    fn count(&self, name: &str) -> u64 {
+        self.core.counters().iter().find(|c| c.name == name).map_or(0, |c| c.value)
+    }
+
+    /// The user's thread, which sleeps whenever it may.
+    fn sleep_until(&self, done: impl Fn() -> bool) {
+        while !done() {
+            match self.core.arm(Events::RECV).expect("events") {
+                Arm::Busy => {
+                    self.core.progress();
+                }
+                Arm::Armed => self.core.user_wake.sleep(),
+            }
+        }
+    }
 }
 
 impl World {
@@ -114,15 +131,6 @@ impl World {
         panic!("it does not come to rest");
     }
 
-    /// Connected endpoints, quiet.
-    fn pair(&self) -> (Arc<dyn Endpoint>, Arc<dyn Endpoint>) {
-        let ea = self.a.ep(&self.b);
-        self.settle();
-        let eb = self.b.ep(&self.a);
-        self.settle();
-        (ea, eb)
-    }
-
     /// Everything of the node that the threads share has ended; nothing of the device's is left.
     fn end(self) {
         self.a.core.close_iface();
@@ -139,6 +147,23 @@ impl World {
     }
 }
 
+/// A world with endpoints that are connected to each other, and quiet. Its end is [`World::end`].
+struct Scene {
+    w: World,
+    /// Of node a.
+    ea: Arc<dyn Endpoint>,
+    /// Of node b.
+    eb: Arc<dyn Endpoint>,
+}
+
+impl std::ops::Deref for Scene {
+    type Target = World;
+
+    fn deref(&self) -> &World {
+        &self.w
+    }
+}
+
 fn model(f: impl Fn() + Sync + Send + 'static) {
     let mut builder = Builder::new();
     builder.max_branches = 20_000;
@@ -152,6 +177,48 @@ fn model(f: impl Fn() + Sync + Send + 'static) {
     let runs = runs.load(std::sync::atomic::Ordering::Relaxed);
     println!("{runs} interleavings");
     assert!(runs > 3, "{runs} interleavings");
+}
+
+/// A scene, with other settings of node a, in every interleaving of the threads that `play` starts. Nothing may be left of it.
+fn scene(edit: impl Fn(&mut UdConfig) + Send + Sync + 'static, play: impl Fn(&Scene) + Send + Sync + 'static) {
+    model(move || {
+        let w = World::new(|_, ud| edit(ud));
+        let ea = w.a.ep(&w.b);
+        w.settle();
+        let eb = w.b.ep(&w.a);
+        w.settle();
+        let scene = Scene { w, ea, eb };
+        play(&scene);
+        let Scene { w, ea, eb } = scene;
+        drop((ea, eb));
+        w.end();
+    });
+}
+
+/// A race on node a: when `prepare` is done, the progress thread and `user`; when both have come to an
+/// end, `check`. Nobody moves node b meanwhile.
+fn race<S>(
+    prepare: impl Fn(&Scene) -> S + Send + Sync + 'static,
+    user: impl Fn(&Scene, &S) + Send + Sync + 'static,
+    check: impl Fn(&Scene, S) + Send + Sync + 'static,
+) {
+    race_with(|_| {}, prepare, user, check);
+}
+
+/// [`race`], with other settings of node a.
+fn race_with<S>(
+    edit: impl Fn(&mut UdConfig) + Send + Sync + 'static,
+    prepare: impl Fn(&Scene) -> S + Send + Sync + 'static,
+    user: impl Fn(&Scene, &S) + Send + Sync + 'static,
+    check: impl Fn(&Scene, S) + Send + Sync + 'static,
+) {
+    scene(edit, move |s| {
+        let state = prepare(s);
+        let other = progress_thread(s);
+        user(s, &state);
+        other.join().expect("no panic");
+        check(s, state);
+    });
 }
 
 /// What is on the wire arrives; the progress thread, for two rounds, and the looks between them at whether it may sleep.
@@ -174,119 +241,181 @@ fn send(ep: &Arc<dyn Endpoint>, n: u64) {
 }
 
 /// A flush whose acknowledgement is on the wire, with a message for the progress thread.
-fn acknowledged(w: &World, ep: &Arc<dyn Endpoint>, back: &Arc<dyn Endpoint>) -> CompletionStatus {
-    w.a.listen(true);
-    w.b.listen(false);
-    send(ep, 7);
-    let (comp, status) = Completion::polled();
-    assert!(matches!(ep.flush(FlushMode::Local, Some(&comp)), Ok(Posted::InProgress)));
-    drop(comp);
-    w.arrive();
-    while w.b.core.progress() > 0 {}
-    send(back, 8);
+fn acknowledged(s: &Scene) -> CompletionStatus {
+    s.a.listen(true);
+    s.b.listen(false);
+    send(&s.ea, 7);
+    let status = flush(&s.ea);
+    s.arrive();
+    while s.b.core.progress() > 0 {}
+    send(&s.eb, 8);
     assert_eq!(status.poll(), None, "nobody has looked yet");
     status
 }
 
-/// The endpoint is destroyed while the progress thread handles the acknowledgement of its last message. Either way the
-/// operation has one end, and has it when destroy returns.
+fn flush(ep: &Arc<dyn Endpoint>) -> CompletionStatus {
+    let (comp, status) = Completion::polled();
+    assert!(matches!(ep.flush(FlushMode::Local, Some(&comp)), Ok(Posted::InProgress)));
+    status
+}
+
+/// Messages for node a, on the wire.
+fn two_messages(s: &Scene, is_async: bool) {
+    s.a.listen(is_async);
+    send(&s.eb, 0);
+    send(&s.eb, 1);
+}
+
+/// Who destroys learns here what has become of an operation: either way it has one end, and has it when destroy returns.
+fn assert_settled(status: &CompletionStatus) {
+    let result = status.poll().expect("settled before destroy returns");
+    assert!(matches!(result, Ok(()) | Err(ErrorKind::Canceled)), "{result:?}");
+}
+
+/// The endpoint is destroyed while the progress thread handles the acknowledgement of its last message.
 #[test]
 fn destroying_an_endpoint_while_its_acknowledgement_is_handled() {
-    model(|| {
-        let w = World::new(|_, _| {});
-        let (ep, eb) = w.pair();
-        let status = acknowledged(&w, &ep, &eb);
-        let other = progress_thread(&w);
-        ep.destroy_ep();
-        let result = status.poll().expect("settled before destroy returns");
-        assert!(matches!(result, Ok(()) | Err(ErrorKind::Canceled)), "{result:?}");
-        other.join().expect("no panic");
-        drop((ep, eb));
-        w.settle();
-        assert_eq!(w.b.inbox(), [7]);
-        w.end();
-    });
+    race(
+        acknowledged,
+        |s, status| {
+            s.ea.destroy_ep();
+            assert_settled(status);
+        },
+        |s, _| {
+            s.settle();
+            assert_eq!(s.b.inbox(), [7]);
+        },
+    );
 }
 
 /// The same with the whole interface.
 #[test]
 fn closing_an_interface_while_an_acknowledgement_is_handled() {
-    model(|| {
-        let w = World::new(|_, _| {});
-        let (ep, eb) = w.pair();
-        let status = acknowledged(&w, &ep, &eb);
-        let other = progress_thread(&w);
-        w.a.core.close_iface();
-        other.join().expect("no panic");
-        assert!(status.poll().is_some(), "settled in the end");
-        assert!(matches!(ep.am_short(ID, 1, b""), Err(SendError::Failed(_))));
-        drop((ep, eb));
-        w.end();
-    });
+    race(
+        acknowledged,
+        |s, _| s.a.core.close_iface(),
+        |s, status| {
+            assert!(status.poll().is_some(), "settled in the end");
+            assert!(matches!(s.ea.am_short(ID, 1, b""), Err(SendError::Failed(_))));
+        },
+    );
+}
+
+/// Two threads destroy the same endpoint while the progress thread handles the acknowledgement of its last message. It ends
+/// once; the operation has its end when both are done, since who comes second need not wait for what the first one calls.
+#[test]
+fn two_threads_destroy_the_same_endpoint() {
+    race(
+        acknowledged,
+        |s, status| {
+            let ep = s.ea.clone();
+            let second = thread::spawn(move || ep.destroy_ep());
+            s.ea.destroy_ep();
+            second.join().expect("no panic");
+            assert_settled(status);
+        },
+        |s, _| {
+            assert!(matches!(s.ea.am_short(ID, 1, b""), Err(SendError::Failed(_))));
+            s.settle();
+            assert_eq!(s.b.inbox(), [7]);
+        },
+    );
+}
+
+/// Two threads destroy an endpoint each, both with an operation under way. Each has its own operation's end when its destroy
+/// returns, whoever of the three threads it was that had it in hand.
+#[test]
+fn two_threads_destroy_different_endpoints() {
+    race(
+        |s| {
+            let other = s.a.ep(&s.b);
+            s.settle();
+            let first = acknowledged(s);
+            send(&other, 9);
+            let second = flush(&other);
+            (other, first, Arc::new(second))
+        },
+        |s, (other, first, second)| {
+            let (ep, status) = (other.clone(), second.clone());
+            let helper = thread::spawn(move || {
+                ep.destroy_ep();
+                assert_settled(&status);
+            });
+            s.ea.destroy_ep();
+            assert_settled(first);
+            helper.join().expect("no panic");
+        },
+        |s, _| {
+            s.settle();
+            let mut got = s.b.inbox();
+            got.sort_unstable();
+            assert_eq!(got, [7, 9]);
+        },
+    );
+}
+
+/// An endpoint is destroyed while another thread closes the interface, and the progress thread handles an acknowledgement.
+/// Whoever comes first, the operation ends once; a destroy that finds no interface does nothing.
+#[test]
+fn destroying_an_endpoint_while_its_interface_is_closed() {
+    race(
+        acknowledged,
+        |s, _| {
+            let core = s.a.core.clone();
+            let closer = thread::spawn(move || core.close_iface());
+            s.ea.destroy_ep();
+            closer.join().expect("no panic");
+        },
+        |s, status| {
+            assert_settled(&status);
+            assert!(matches!(s.ea.am_short(ID, 1, b""), Err(SendError::Failed(_))));
+            assert_eq!(s.a.core.progress_async() + s.a.core.progress(), 0);
+            assert_eq!(Arc::strong_count(&s.a.inbox), 1, "the handler is kept");
+        },
+    );
 }
 
 /// Messages that have arrived are handed over once each and in order, whichever thread takes them.
 #[test]
 fn both_threads_deliver_in_order_and_once() {
-    model(|| {
-        let w = World::new(|_, _| {});
-        let (_ea, eb) = w.pair();
-        w.a.listen(true);
-        send(&eb, 0);
-        send(&eb, 1);
-        let other = progress_thread(&w);
-        w.a.core.progress();
-        other.join().expect("no panic");
-        w.settle();
-        assert_eq!(w.a.inbox(), [0, 1]);
-        drop((_ea, eb));
-        w.end();
-    });
+    race(
+        |s| two_messages(s, true),
+        |s, ()| {
+            s.a.core.progress();
+        },
+        |s, ()| {
+            s.settle();
+            assert_eq!(s.a.inbox(), [0, 1]);
+        },
+    );
 }
 
 /// An interface is closed while the progress thread delivers: no message after that, no memory that is left behind.
 #[test]
 fn closing_an_interface_while_messages_are_delivered() {
-    model(|| {
-        let w = World::new(|_, _| {});
-        let (_ea, eb) = w.pair();
-        w.a.listen(true);
-        send(&eb, 0);
-        send(&eb, 1);
-        let other = progress_thread(&w);
-        w.a.core.close_iface();
-        other.join().expect("no panic");
-        let got = w.a.inbox();
-        assert!([&[][..], &[0], &[0, 1]].contains(&&got[..]), "{got:?}");
-        assert_eq!(w.a.core.progress_async() + w.a.core.progress(), 0);
-        assert_eq!(Arc::strong_count(&w.a.inbox), 1, "the handler is kept");
-        drop((_ea, eb));
-        w.end();
-    });
+    race(
+        |s| two_messages(s, true),
+        |s, ()| s.a.core.close_iface(),
+        |s, ()| {
+            let got = s.a.inbox();
+            assert!([&[][..], &[0], &[0, 1]].contains(&&got[..]), "{got:?}");
+            assert_eq!(s.a.core.progress_async() + s.a.core.progress(), 0);
+            assert_eq!(Arc::strong_count(&s.a.inbox), 1, "the handler is kept");
+        },
+    );
 }
 
 /// The user sleeps, and the progress thread takes the message for him off the queue pair: he is woken.
 #[test]
 fn a_user_who_sleeps_is_woken_for_what_the_progress_thread_leaves() {
-    model(|| {
-        let w = World::new(|_, _| {});
-        let (_ea, eb) = w.pair();
-        w.a.listen(false);
-        send(&eb, 5);
-        let other = progress_thread(&w);
-        while w.a.inbox().is_empty() {
-            match w.a.core.arm(Events::RECV).expect("events") {
-                Arm::Busy => {
-                    w.a.core.progress();
-                }
-                Arm::Armed => w.a.core.user_wake.sleep(),
-            }
-        }
-        other.join().expect("no panic");
-        assert_eq!(w.a.inbox(), [5]);
-        drop((_ea, eb));
-        w.end();
-    });
+    race(
+        |s| {
+            s.a.listen(false);
+            send(&s.eb, 5);
+        },
+        |s, ()| s.a.sleep_until(|| !s.a.inbox().is_empty()),
+        |s, ()| assert_eq!(s.a.inbox(), [5]),
+    );
 }
 
 /// The user sleeps until an address handle is there, which a helper thread makes.
@@ -300,14 +429,7 @@ fn a_user_who_sleeps_is_woken_for_an_address_handle() {
             md.ah_cache().run_jobs();
         });
         // The request leaves when the handle is there.
-        while w.net.in_flight() == 0 {
-            match w.a.core.arm(Events::RECV).expect("events") {
-                Arm::Busy => {
-                    w.a.core.progress();
-                }
-                Arm::Armed => w.a.core.user_wake.sleep(),
-            }
-        }
+        w.a.sleep_until(|| w.net.in_flight() > 0);
         helper.join().expect("no panic");
         drop(ea);
         w.end();
@@ -317,70 +439,71 @@ fn a_user_who_sleeps_is_woken_for_an_address_handle() {
 /// A request waits for room in the window, which the progress thread sees first. The user's next progress calls it.
 #[test]
 fn a_pending_request_is_not_forgotten() {
-    model(|| {
-        let w = World::new(|_, ud| ud.max_window = 2);
-        let (ea, _eb) = w.pair();
-        w.b.listen(false);
-        let mut n = 0;
-        while ea.am_short(ID, n, b"").is_ok() {
-            n += 1;
-        }
-        w.arrive();
-        while w.b.core.progress() > 0 {}
-        let other = progress_thread(&w);
-        let calls = Arc::new(Mutex::new(0));
-        let (c, ep) = (calls.clone(), ea.clone());
-        let request = move |_: &dyn Endpoint| {
-            if ep.am_short(ID, n, b"").is_err() {
-                return PendingStatus::NoResource;
+    race_with(
+        |ud| ud.max_window = 2,
+        |s| {
+            s.b.listen(false);
+            let mut n = 0;
+            while s.ea.am_short(ID, n, b"").is_ok() {
+                n += 1;
             }
-            *c.lock().expect("no panic") += 1;
-            PendingStatus::Done
-        };
-        let is_queued = ea.pending_add(Box::new(request)).is_ok();
-        w.a.core.progress();
-        other.join().expect("no panic");
-        w.a.core.progress();
-        w.a.core.progress();
-        assert_eq!(*calls.lock().expect("no panic"), i32::from(is_queued), "it is called once, and soon");
-        drop((ea, _eb));
-        w.settle();
-        assert_eq!(w.b.inbox().len() as u64, n + u64::from(is_queued));
-        w.end();
-    });
+            s.arrive();
+            while s.b.core.progress() > 0 {}
+            (n, Arc::new(Mutex::new((false, 0))))
+        },
+        |s, (n, seen)| {
+            let (n, calls, ep) = (*n, seen.clone(), s.ea.clone());
+            let request = move |_: &dyn Endpoint| {
+                if ep.am_short(ID, n, b"").is_err() {
+                    return PendingStatus::NoResource;
+                }
+                calls.lock().expect("no panic").1 += 1;
+                PendingStatus::Done
+            };
+            let is_queued = s.ea.pending_add(Box::new(request)).is_ok();
+            seen.lock().expect("no panic").0 = is_queued;
+            s.a.core.progress();
+        },
+        |s, (n, seen)| {
+            s.a.core.progress();
+            s.a.core.progress();
+            let (is_queued, calls) = *seen.lock().expect("no panic");
+            assert_eq!(calls, u64::from(is_queued), "it is called once, and soon");
+            s.settle();
+            assert_eq!(s.b.inbox().len() as u64, n + calls);
+        },
+    );
 }
 
 /// Descriptors that a handler kept are given back by another thread, while the interface goes on, and while it ends.
 #[test]
 fn kept_descriptors_come_home_from_another_thread() {
     for closes in [false, true] {
-        model(move || {
-            let w = World::new(|_, _| {});
-            let (_ea, eb) = w.pair();
-            let kept: Arc<Mutex<Vec<AmDesc>>> = Arc::default();
-            let k = kept.clone();
-            let keep = move |m: uct::AmMessage<'_>| k.lock().expect("no panic").push(m.into_owned());
-            w.a.core.set_am_handler(ID, Some(Arc::new(keep)), uct::am::HandlerKind::Sync).expect("a handler");
-            send(&eb, 1);
-            send(&eb, 2);
-            w.settle();
-            let descs = std::mem::take(&mut *kept.lock().expect("no panic"));
-            assert_eq!(descs.len(), 2);
-            let count = |w: &World, name| w.a.core.counters().iter().find(|c| c.name == name).map_or(0, |c| c.value);
-            let total = count(&w, "rx.buffers");
-            let other = thread::spawn(move || drop(descs));
-            if closes {
-                w.a.core.close_iface();
-                other.join().expect("no panic");
-            } else {
-                w.a.core.progress();
-                other.join().expect("no panic");
-                w.a.core.progress();
-                let (free, posted) = (count(&w, "rx.buffers_free"), count(&w, "rx.buffers_posted"));
-                assert_eq!(free + posted, total, "a buffer is not home");
-            }
-            drop((_ea, eb));
-            w.end();
-        });
+        scene(
+            |_| {},
+            move |s| {
+                let kept: Arc<Mutex<Vec<AmDesc>>> = Arc::default();
+                let k = kept.clone();
+                let keep = move |m: uct::AmMessage<'_>| k.lock().expect("no panic").push(m.into_owned());
+                s.a.core.set_am_handler(ID, Some(Arc::new(keep)), uct::am::HandlerKind::Sync).expect("a handler");
+                send(&s.eb, 1);
+                send(&s.eb, 2);
+                s.settle();
+                let descs = std::mem::take(&mut *kept.lock().expect("no panic"));
+                assert_eq!(descs.len(), 2);
+                let total = s.a.count("rx.buffers");
+                let other = thread::spawn(move || drop(descs));
+                if closes {
+                    s.a.core.close_iface();
+                    other.join().expect("no panic");
+                } else {
+                    s.a.core.progress();
+                    other.join().expect("no panic");
+                    s.a.core.progress();
+                    let (free, posted) = (s.a.count("rx.buffers_free"), s.a.count("rx.buffers_posted"));
+                    assert_eq!(free + posted, total, "a buffer is not home");
+                }
+            },
+        );
     }
 }
