@@ -11,6 +11,7 @@ pub mod fd;
 pub mod flow;
 pub mod hooks;
 pub mod hunt;
+pub mod lines;
 pub mod log;
 pub mod memory;
 pub mod packets;

@@ -7,6 +7,11 @@ use std::{
     time::Duration,
 };
 
+use crate::lines::{
+    hex,
+    peer::{Answer, Command as Ask},
+};
+
 /// An answer that takes longer will not come.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -57,11 +62,14 @@ impl Peer {
             let _unwanted = tx.send(said);
         });
         let mut peer = Peer { child, stdin, lines, errors, addr: String::new() };
-        match peer.try_ask("addr") {
-            Some(answer) => {
-                peer.addr = answer.strip_prefix("addr ").expect("an address").to_string();
-                Ok(peer)
-            }
+        match peer.try_ask(&Ask::Addr.to_string()) {
+            Some(answer) => match Answer::parse(&answer)? {
+                Answer::Addr(device, iface) => {
+                    peer.addr = format!("{} {}", hex(&device), hex(&iface));
+                    Ok(peer)
+                }
+                other => Err(format!("asked for its addresses: {other}")),
+            },
             None => Err(peer.end().1),
         }
     }
@@ -108,8 +116,10 @@ impl Peer {
     /// # Panics
     /// If there is none of that name.
     pub fn counter(&mut self, name: &str) -> u64 {
-        let said = self.ask(&format!("counter {name}"));
-        said.strip_prefix("counter ").and_then(|n| n.parse().ok()).expect("a number")
+        match Answer::parse(&self.ask(&Ask::Counter(name.into()).to_string())) {
+            Ok(Answer::Counter(value)) => value,
+            other => panic!("asked for the counter {name}: {other:?}"),
+        }
     }
 
     /// Connects it to another.

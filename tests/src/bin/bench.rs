@@ -17,6 +17,7 @@ use std::{
 };
 
 use uct::{AmId, Ep, EpParams, FlushMode, Iface, IfaceParams, Md, Posted, Registry, SendError, Worker, config::Env};
+use uct_tests::lines::bench::{Hello, Run, What};
 
 const ID: AmId = AmId::truncate(5);
 /// How many bare datagrams go out between two answers: few enough to lose none.
@@ -69,23 +70,15 @@ impl Side {
         Ok(Side { raw, raw_peer: None, peer: EpParams::default(), worker, iface, arrived, _md: md })
     }
 
-    fn hello(&self) -> Result<String, Error> {
-        let hex = |b: Vec<u8>| b.iter().map(|x| format!("{x:02x}")).collect::<String>();
-        Ok(format!(
-            "{} {} {}",
-            self.raw.local_addr()?,
-            hex(self.iface.device_address()),
-            hex(self.iface.iface_address())
-        ))
+    fn hello(&self) -> Result<Hello, Error> {
+        let (device, iface) = (self.iface.device_address(), self.iface.iface_address());
+        Ok(Hello { raw: self.raw.local_addr()?, device, iface })
     }
 
     fn connect(&mut self, hello: &str) -> Result<Ep, Error> {
-        let mut words = hello.split_whitespace();
-        let mut next = || words.next().ok_or("a short greeting");
-        let raw: SocketAddr = next()?.parse()?;
-        let (dev, iface) = (unhex(next()?)?, unhex(next()?)?);
+        let Hello { raw, device, iface } = Hello::parse(hello)?;
         self.raw_peer = Some(raw);
-        self.peer = EpParams::to_iface(&dev, &iface);
+        self.peer = EpParams::to_iface(&device, &iface);
         Ok(self.iface.ep(&self.peer)?)
     }
 
@@ -158,10 +151,6 @@ fn open(registry: &Registry, md: &Md, worker: &Worker, env: &Env) -> Result<Ifac
     Ok(registry.transport("ud")?.open_iface(md, worker, 1, &IfaceParams::default(), env)?)
 }
 
-fn unhex(s: &str) -> Result<Vec<u8>, Error> {
-    (0..s.len() / 2).map(|i| Ok(u8::from_str_radix(&s[2 * i..2 * i + 2], 16)?)).collect()
-}
-
 // --- the other process
 
 fn peer() -> Result<(), Error> {
@@ -173,26 +162,24 @@ fn peer() -> Result<(), Error> {
     let mut buf = [0u8; 2048];
     for line in lines {
         let line = line?;
-        let mut words = line.split_whitespace();
-        let what = words.next().unwrap_or("");
-        let n: u64 = words.next().unwrap_or("0").parse()?;
+        let Run { what, count: n } = Run::parse(&line)?;
         let before = side.arrived.load(Ordering::Relaxed);
         println!("ready");
         match what {
-            "raw_latency" => {
+            What::RawLatency => {
                 for _ in 0..n {
                     side.raw_wait(&mut buf)?;
                     side.raw_send(&buf[..8])?;
                 }
             }
-            "ud_latency" => {
+            What::UdLatency => {
                 for i in 1..=n {
                     side.wait_for(before + i)?;
                     side.send(&ep, i)?;
                 }
                 side.flush()?;
             }
-            "raw_rate" => {
+            What::RawRate => {
                 for i in 1..=n {
                     side.raw_wait(&mut buf)?;
                     if i.is_multiple_of(RAW_WINDOW) || i == n {
@@ -200,17 +187,16 @@ fn peer() -> Result<(), Error> {
                     }
                 }
             }
-            "ud_rate" => {
+            What::UdRate => {
                 side.wait_for(before + n)?;
                 side.send(&ep, n)?;
                 side.flush()?;
             }
             // Answers handshakes until the parent has all it wants: one message says so.
-            "serve" => {
+            What::Serve => {
                 side.wait_for(before + 1)?;
                 side.flush()?;
             }
-            _ => return Err(format!("unknown command {line}").into()),
         }
         println!("done");
     }
@@ -239,7 +225,7 @@ impl Bench {
         let mut side = Side::new()?;
         let mut hello = String::new();
         from.read_line(&mut hello)?;
-        let ep = side.connect(&hello)?;
+        let ep = side.connect(hello.trim_end())?;
         writeln!(to, "{}", side.hello()?)?;
         let mut bench = Bench { side, ep, child, to, from };
         // Connects, and warms up caches and windows.
@@ -248,8 +234,8 @@ impl Bench {
         Ok(bench)
     }
 
-    fn ask(&mut self, what: &str, n: u64) -> Result<(), Error> {
-        writeln!(self.to, "{what} {n}")?;
+    fn ask(&mut self, what: What, count: u64) -> Result<(), Error> {
+        writeln!(self.to, "{}", Run { what, count })?;
         self.expect("ready")
     }
 
@@ -260,7 +246,7 @@ impl Bench {
     }
 
     fn raw_latency(&mut self, n: u64) -> Result<f64, Error> {
-        self.ask("raw_latency", n)?;
+        self.ask(What::RawLatency, n)?;
         let mut buf = [0u8; 2048];
         let start = Instant::now();
         for i in 0..n {
@@ -273,7 +259,7 @@ impl Bench {
     }
 
     fn ud_latency(&mut self, n: u64) -> Result<f64, Error> {
-        self.ask("ud_latency", n)?;
+        self.ask(What::UdLatency, n)?;
         let before = self.side.arrived.load(Ordering::Relaxed);
         let start = Instant::now();
         for i in 1..=n {
@@ -287,7 +273,7 @@ impl Bench {
     }
 
     fn raw_rate(&mut self, n: u64) -> Result<f64, Error> {
-        self.ask("raw_rate", n)?;
+        self.ask(What::RawRate, n)?;
         let mut buf = [0u8; 2048];
         let mut answers = n.div_ceil(RAW_WINDOW);
         let start = Instant::now();
@@ -308,7 +294,7 @@ impl Bench {
     }
 
     fn ud_rate(&mut self, n: u64) -> Result<f64, Error> {
-        self.ask("ud_rate", n)?;
+        self.ask(What::UdRate, n)?;
         let before = self.side.arrived.load(Ordering::Relaxed);
         let start = Instant::now();
         for i in 1..=n {
@@ -427,7 +413,7 @@ fn endpoints(bench: &mut Bench) -> Result<(), Error> {
 
     let iface = open(&registry, &md, &bench.side.worker, &env)?;
     iface.progress_enable(true);
-    bench.ask("serve", 0)?;
+    bench.ask(What::Serve, 0)?;
     let target = bench.side.peer.clone();
     let m4 = resident()?;
     let start = Instant::now();

@@ -1,22 +1,5 @@
 //! A process for tests about processes: it opens a UD interface, on the soft device or the one that `PEER_DEVICE` names, and
-//! does what it reads.
-//!
-//! ```text
-//! > addr                      < addr DEVICE IFACE        (hexadecimal)
-//! > connect DEVICE IFACE      < ep INDEX                (or error TEXT)
-//! > send INDEX COUNT          < sent COUNT               (accepted, not yet delivered)
-//! > long INDEX COUNT LENGTH   < sent COUNT               (messages of LENGTH bytes)
-//! > expect COUNT              < got COUNT                (messages received since the start)
-//! > failures COUNT            < failed KIND...           (reports of the error handler since the start)
-//! > why                       < why TEXT...              (the texts of those reports)
-//! > counter NAME              < counter VALUE            (of the interface or the domain)
-//! > flush                     < flushed
-//! > signals                   < signals MASK             (of caught signals, hexadecimal)
-//! > fork                      < forked STATUS            (of a child that ends with everything open)
-//! > use                       < forked STATUS            (of a child that uses and drops everything; 0 if all is refused)
-//! > quit                                                 (ends with everything open)
-//! > close                     < closed                   (ends in order)
-//! ```
+//! does what it reads: the lines of [`uct_tests::lines::peer`].
 #![allow(unsafe_code)]
 
 use std::{
@@ -33,16 +16,9 @@ use uct::{
     AmId, Completion, Ep, EpParams, ErrorKind, FailureAction, FlushMode, Iface, IfaceParams, Md, MemRegion,
     PendingStatus, Posted, Registry, SendError, Worker, config::Env, ep::PendingRefused, iface::Events,
 };
+use uct_tests::lines::peer::{Answer, Command};
 
 const ID: AmId = AmId::truncate(1);
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
-}
-
-fn unhex(text: &str) -> Vec<u8> {
-    (0..text.len() / 2).map(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).expect("hexadecimal")).collect()
-}
 
 struct Peer {
     worker: Worker,
@@ -75,6 +51,15 @@ impl Peer {
             line.is_some() || ended
         });
         line
+    }
+
+    /// Does something with the endpoint of an index.
+    fn on(&self, index: usize, what: impl FnOnce(&Ep) -> Result<Answer, uct::Error>) -> Answer {
+        match self.eps.get(index).map(what) {
+            Some(Ok(answer)) => answer,
+            Some(Err(e)) => Answer::Error(e.to_string()),
+            None => Answer::Error(format!("no endpoint {index}")),
+        }
     }
 
     fn send(&self, ep: &Ep, count: u64) -> Result<(), uct::Error> {
@@ -111,9 +96,9 @@ fn or_exit<T>(result: uct::Result<T>) -> T {
     })
 }
 
-fn say(text: &str) {
+fn say(answer: &Answer) {
     let mut out = std::io::stdout().lock();
-    writeln!(out, "{text}").and_then(|()| out.flush()).expect("stdout");
+    writeln!(out, "{answer}").and_then(|()| out.flush()).expect("stdout");
 }
 
 /// Everything of the parent's says that it cannot be used here, and may be dropped; what is opened here works. Says what is not
@@ -223,53 +208,53 @@ fn main() {
     });
     let mut peer = Peer { worker, iface, eps: Vec::new(), got, failed, lines };
     while let Some(line) = peer.next() {
-        let words: Vec<&str> = line.split(' ').collect();
-        let number = |i: usize| words[i].parse::<u64>().expect("a number");
-        match words[0] {
-            "addr" => say(&format!("addr {} {}", hex(&peer.iface.device_address()), hex(&peer.iface.iface_address()))),
-            "connect" => match peer.iface.ep(&EpParams::to_iface(&unhex(words[1]), &unhex(words[2]))) {
+        let command = match Command::parse(&line) {
+            Ok(c) => c,
+            Err(why) => {
+                say(&Answer::Error(why));
+                continue;
+            }
+        };
+        say(&match command {
+            Command::Addr => Answer::Addr(peer.iface.device_address(), peer.iface.iface_address()),
+            Command::Connect(device, iface) => match peer.iface.ep(&EpParams::to_iface(&device, &iface)) {
                 Ok(ep) => {
                     peer.eps.push(ep);
-                    say(&format!("ep {}", peer.eps.len() - 1));
+                    Answer::Ep(peer.eps.len() - 1)
                 }
-                Err(e) => say(&format!("error {e}")),
+                Err(e) => Answer::Error(e.to_string()),
             },
-            "long" => match peer.send_long(&peer.eps[number(1) as usize], number(2), number(3) as usize) {
-                Ok(()) => say(&format!("sent {}", number(2))),
-                Err(e) => say(&format!("error {e}")),
-            },
-            "send" => match peer.send(&peer.eps[number(1) as usize], number(2)) {
-                Ok(()) => say(&format!("sent {}", number(2))),
-                Err(e) => say(&format!("error {e}")),
-            },
-            "expect" => {
-                peer.until(|| peer.got.load(Ordering::Relaxed) >= number(1));
-                say(&format!("got {}", peer.got.load(Ordering::Relaxed)));
+            Command::Send(ep, count) => peer.on(ep, |ep| peer.send(ep, count).map(|()| Answer::Sent(count))),
+            Command::Long(ep, count, len) => {
+                peer.on(ep, |ep| peer.send_long(ep, count, len).map(|()| Answer::Sent(count)))
             }
-            "failures" => {
-                peer.until(|| peer.failed.lock().expect("no panic").len() as u64 >= number(1));
-                let kinds: Vec<String> = peer.failed.lock().expect("no panic").iter().map(|f| f.0.clone()).collect();
-                say(format!("failed {}", kinds.join(" ")).trim_end());
+            Command::Expect(count) => {
+                peer.until(|| peer.got.load(Ordering::Relaxed) >= count);
+                Answer::Got(peer.got.load(Ordering::Relaxed))
             }
-            "why" => {
+            Command::Failures(count) => {
+                peer.until(|| peer.failed.lock().expect("no panic").len() as u64 >= count);
+                Answer::Failed(peer.failed.lock().expect("no panic").iter().map(|f| f.0.clone()).collect())
+            }
+            Command::Why => {
                 let texts: Vec<String> = peer.failed.lock().expect("no panic").iter().map(|f| f.1.clone()).collect();
-                say(&format!("why {}", texts.join(" | ")));
+                Answer::Why(texts.join(" | "))
             }
-            "counter" => {
-                let all = peer.iface.counters().into_iter().chain(md.counters());
-                let value = all.into_iter().find(|c| c.name == words[1]).map(|c| c.value);
-                say(&format!("counter {}", value.expect("a counter")));
+            Command::Counter(name) => {
+                let mut all = peer.iface.counters().into_iter().chain(md.counters());
+                let value = all.find(|c| c.name == name).map(|c| c.value);
+                value.map_or_else(|| Answer::Error(format!("no counter {name}")), Answer::Counter)
             }
-            "flush" => {
+            Command::Flush => {
                 peer.until(|| matches!(peer.iface.flush(FlushMode::Local, None), Ok(Posted::Done)));
-                say("flushed");
+                Answer::Flushed
             }
-            "signals" => {
+            Command::Signals => {
                 let status = std::fs::read_to_string("/proc/self/status").expect("procfs");
-                let caught = status.lines().find_map(|l| l.strip_prefix("SigCgt:")).expect("a mask").trim().to_string();
-                say(&format!("signals {caught}"));
+                let caught = status.lines().find_map(|l| l.strip_prefix("SigCgt:")).expect("a mask").trim();
+                Answer::Signals(u64::from_str_radix(caught, 16).expect("a mask"))
             }
-            "fork" => {
+            Command::Fork => {
                 // SAFETY: the child calls nothing but `exit`, whose handlers of this process do not wait for threads.
                 let pid = unsafe { libc::fork() };
                 if pid == 0 {
@@ -279,9 +264,9 @@ fn main() {
                 let mut status = 0;
                 // SAFETY: `status` outlives the call.
                 unsafe { libc::waitpid(pid, &mut status, 0) };
-                say(&format!("forked {status}"));
+                Answer::Forked(status.into())
             }
-            "use" => {
+            Command::Use => {
                 // SAFETY: the child uses what is made for it, and the allocator, which the C library makes fit for it.
                 let pid = unsafe { libc::fork() };
                 if pid == 0 {
@@ -293,14 +278,13 @@ fn main() {
                 let mut status = 0;
                 // SAFETY: `status` outlives the call.
                 unsafe { libc::waitpid(pid, &mut status, 0) };
-                say(&format!("forked {status}"));
+                Answer::Forked(status.into())
             }
-            "quit" => std::process::exit(0),
-            "close" => break,
-            other => say(&format!("unknown {other}")),
-        }
+            Command::Quit => std::process::exit(0),
+            Command::Close => break,
+        });
     }
     let Peer { worker, iface, eps, .. } = peer;
     drop((eps, iface, worker, region, md));
-    say("closed");
+    say(&Answer::Closed);
 }

@@ -18,6 +18,7 @@ use ib::{
     types::{Gid, Lid, QKey, Qpn},
 };
 use uct::mem::{Arena, ArenaLayout};
+use uct_tests::lines::pingpong::{Hello, LEN};
 
 /// The options have the letters of `ibv_ud_pingpong`.
 #[derive(Parser)]
@@ -42,42 +43,27 @@ struct Options {
 const QKEY: QKey = QKey(0x1111_1111);
 /// What a payload is filled with; rdma-core repeats one byte as well.
 const FILL: u8 = 0x7b;
-/// `LID:QPN:PSN:GID` with a zero at the end.
-const LINE: usize = 4 + 1 + 6 + 1 + 6 + 1 + 32 + 1;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-struct Remote {
-    qpn: Qpn,
-    gid: Gid,
-}
-
-fn parse(line: &[u8]) -> Option<Remote> {
-    let text = std::str::from_utf8(line.strip_suffix(&[0]).unwrap_or(line)).ok()?;
-    let mut parts = text.split(':');
-    let (_lid, qpn, _psn, gid) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
-    let gid = u128::from_str_radix(gid, 16).ok()?;
-    Some(Remote { qpn: Qpn::truncate(u32::from_str_radix(qpn, 16).ok()?), gid: Gid(gid.to_be_bytes()) })
-}
-
-fn exchange(o: &Options, qpn: Qpn, gid: Gid) -> io::Result<Option<Remote>> {
-    let ours = format!("0000:{:06x}:000000:{:032x}\0", qpn.get(), u128::from_be_bytes(gid.0));
-    let mut theirs = [0; LINE];
+fn exchange(o: &Options, qpn: Qpn, gid: Gid) -> io::Result<Result<Hello, String>> {
+    let ours = Hello { qpn, gid }.to_bytes();
+    let mut theirs = [0; LEN];
     match &o.host {
         Some(host) => {
             let mut s = TcpStream::connect((host.as_str(), o.port))?;
-            s.write_all(ours.as_bytes())?;
+            s.write_all(&ours)?;
             s.read_exact(&mut theirs)?;
             s.write_all(b"done\0")?;
         }
         None => {
             let mut s = TcpListener::bind((Ipv6Addr::UNSPECIFIED, o.port))?.accept()?.0;
             s.read_exact(&mut theirs)?;
-            s.write_all(ours.as_bytes())?;
+            s.write_all(&ours)?;
             // It says so when its queue pair is ready.
             s.read_exact(&mut [0; 5])?;
         }
     }
-    Ok(parse(&theirs))
+    Ok(Hello::parse(&theirs))
 }
 
 fn run(o: &Options) -> Result<String, Box<dyn std::error::Error>> {
@@ -92,7 +78,8 @@ fn run(o: &Options) -> Result<String, Box<dyn std::error::Error>> {
     out.fill(FILL);
     qp.post_recv(&mut spare)?;
 
-    let remote = exchange(o, qp.qpn(), device.gid())?.ok_or("the other side is no ibv_ud_pingpong")?;
+    let remote =
+        exchange(o, qp.qpn(), device.gid())?.map_err(|why| format!("the other side is no ibv_ud_pingpong: {why}"))?;
     let route = GlobalRoute { dgid: remote.gid, sgid: device.gid(), hop_limit: 64, traffic_class: 0, flow_label: 0 };
     let ah = device.create_ah(&AhAttr {
         port: 1,

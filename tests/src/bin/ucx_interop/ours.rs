@@ -18,6 +18,7 @@ use uct::{
     AmId, Completion, CompletionStatus, Ep, EpParams, FailureAction, FlushMode, Iface, IfaceParams, MemRegion, Posted,
     SendError, SendResult, Worker, WorkerParams, ep::EpFailure, md::MemoryDomain, time::MonotonicClock,
 };
+use uct_tests::lines::{hex, ucx as lines, unhex};
 use ud::{Tuning, UdConfig};
 
 const AM: AmId = AmId::truncate(3);
@@ -53,16 +54,6 @@ pub(crate) struct Ours {
     pub(crate) sent: BTreeMap<u32, u32>,
     /// Zero-copy operations under way.
     zcopies: Vec<CompletionStatus>,
-}
-
-/// The payload of message `number`.
-fn payload(number: u32, size: usize) -> std::ops::Range<usize> {
-    let at = number as usize % 251;
-    at..at + size - 8
-}
-
-fn pattern(i: usize) -> u8 {
-    (7 * i) as u8
 }
 
 fn words(e: impl std::fmt::Display) -> String {
@@ -103,7 +94,7 @@ impl Ours {
         iface.progress_enable(true);
         let mut region = md.mem_alloc(PATTERN).map_err(words)?;
         let bytes = region.bytes_mut().ok_or("new memory is in use")?;
-        bytes.iter_mut().enumerate().for_each(|(i, b)| *b = pattern(i));
+        bytes.iter_mut().enumerate().for_each(|(i, b)| *b = lines::pattern(i));
         Ok(Ours {
             eps: BTreeMap::new(),
             iface,
@@ -129,9 +120,9 @@ impl Ours {
 
     /// Makes endpoint `n` to an interface.
     pub(crate) fn to(&mut self, n: u32, device: &str, iface: &str) -> Result<(), String> {
-        let device = unhex(device);
+        let device = unhex(device)?;
         self.iface.is_reachable(&device).map_err(words)?;
-        let ep = self.iface.ep(&EpParams::to_iface(&device, &unhex(iface))).map_err(words)?;
+        let ep = self.iface.ep(&EpParams::to_iface(&device, &unhex(iface)?)).map_err(words)?;
         self.eps.insert(n, ep);
         Ok(())
     }
@@ -146,7 +137,7 @@ impl Ours {
 
     /// Joins endpoint `n` with the peer's.
     pub(crate) fn join(&mut self, n: u32, device: &str, ep: &str) -> Result<(), String> {
-        self.eps[&n].connect(&unhex(device), &unhex(ep)).map_err(words)
+        self.eps[&n].connect(&unhex(device)?, &unhex(ep)?).map_err(words)
     }
 
     /// Queues messages on endpoint `n`.
@@ -269,10 +260,8 @@ fn send_one(
     region: &MemRegion,
     zcopies: &mut Vec<CompletionStatus>,
 ) -> SendResult<()> {
-    let mut head = [0; 8];
-    head[..4].copy_from_slice(&job.ep.to_le_bytes());
-    head[4..].copy_from_slice(&number.to_le_bytes());
-    let range = payload(number, job.size);
+    let head = lines::header(job.ep, number);
+    let range = lines::payload(number, job.size);
     match job.form {
         "short" => ep.am_short(AM, u64::from_ne_bytes(head), &region.bytes()[range]),
         "bcopy" => {
@@ -296,33 +285,20 @@ fn send_one(
 
 impl Inbox {
     fn accept(&mut self, data: &[u8]) {
-        let word = |at: usize| data.get(at..at + 4).and_then(|b| b.first_chunk()).map(|b| u32::from_le_bytes(*b));
-        let (Some(stream), Some(number)) = (word(0), word(4)) else {
+        let Some((stream, number, is_whole)) = lines::read(data) else {
             self.wrong.get_or_insert(format!("a message of {} bytes", data.len()));
             return;
         };
         let next = self.next.entry(stream).or_insert(0);
-        let whole = data[8..].iter().zip(payload(number, data.len())).all(|(&b, i)| b == pattern(i));
-        if number == *next && whole {
+        if number == *next && is_whole {
             *next += 1;
             return;
         }
         let text = format!(
             "stream {stream}: message {number} of {} bytes where {next} was due{}",
             data.len(),
-            if whole { "" } else { ", and its content is wrong" }
+            if is_whole { "" } else { ", and its content is wrong" }
         );
         self.wrong.get_or_insert(text);
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
-}
-
-fn unhex(text: &str) -> Vec<u8> {
-    text.as_bytes()
-        .chunks(2)
-        .map(|p| std::str::from_utf8(p).ok().and_then(|s| u8::from_str_radix(s, 16).ok()).unwrap_or(0))
-        .collect()
 }

@@ -7,6 +7,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use uct_tests::lines::ucx::{Opened, Said};
+
 use super::ours::Ours;
 
 /// Where the kernel's soft-RoCE is.
@@ -55,11 +57,8 @@ impl Ucx {
         let mut ucx =
             Ucx { child, to, from, device: String::new(), iface: String::new(), version: (0, 0), sent: [0; 64] };
         let answer = ucx.ask(ours, "open rxe0:1")?;
-        let mut words = answer.split_whitespace();
-        let mut word = || words.next().unwrap_or_default();
-        ucx.device = word().into();
-        ucx.iface = word().into();
-        ucx.version = (word().parse().unwrap_or(0), word().parse().unwrap_or(0));
+        let Opened { device, iface, version } = Opened::parse(&answer)?;
+        (ucx.device, ucx.iface, ucx.version) = (device, iface, version);
         Ok(ucx)
     }
 
@@ -73,10 +72,11 @@ impl Ucx {
         let end = Instant::now() + PATIENCE;
         loop {
             match self.from.try_recv() {
-                Ok(line) if line == "ok" || line.starts_with("ok ") => return Ok(line[2..].trim().into()),
-                // What UCX logs.
-                Ok(line) if !line.starts_with("error ") => println!("      ucx: {line}"),
-                Ok(line) => return Err(format!("UCX, asked to {command}: {line}")),
+                Ok(line) => match Said::parse(&line) {
+                    Said::Done(text) => return Ok(text.into()),
+                    Said::Failed(why) => return Err(format!("UCX, asked to {command}: {why}")),
+                    Said::Log(line) => println!("      ucx: {line}"),
+                },
                 Err(TryRecvError::Empty) => ours.step()?,
                 Err(TryRecvError::Disconnected) => return Err(self.gone(command, "its output ended")),
             }
