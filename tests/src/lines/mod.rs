@@ -1,7 +1,7 @@
 //! The lines that programs of this crate say to each other and to foreign peers, read and written: pure functions, which refuse
 //! whatever they do not understand and say why.
 //!
-//! [`peer`] is what tests about processes tell `src/bin/peer.rs`; [`bench`] what the two halves of the benchmark say;
+//! [`peer`] is what tests about processes tell `src/bin/peer.rs`; [`mod@bench`] what the two halves of the benchmark say;
 //! [`ucx`] what the UCX process of `ci/interop` answers, and what its messages hold; [`pingpong`] the greeting of rdma-core's
 //! example. What users write, and what `uct_perf` reads, is read in `uct-tools`.
 
