@@ -222,6 +222,12 @@ pub trait Interface: Send + Sync {
     /// As `progress`, from the progress thread: gives way if the user's thread is inside, calls only async handlers.
     fn progress_async(&self) -> usize;
 
+    /// False if the progress thread is to leave the interface to the user altogether: its timers and events are not the
+    /// thread's business then.
+    fn is_async(&self) -> bool {
+        true
+    }
+
     /// Lets sends leave that were held back to travel together. The progress thread calls it; it gives way if the user's
     /// thread is inside.
     fn ring(&self);

@@ -633,6 +633,10 @@ impl<D: Device> Interface for Core<D> {
         self.progress_user()
     }
 
+    fn is_async(&self) -> bool {
+        self.config.async_progress
+    }
+
     fn progress_async(&self) -> usize {
         self.progress_thread()
     }

@@ -26,6 +26,9 @@ struct Callback {
     /// Rounds of the test so far, and the one in which this interface was taken out (0: it was not).
     round: Arc<AtomicUsize>,
     removed: AtomicUsize,
+    /// The progress thread takes care of it, and has looked at it so often.
+    is_async: bool,
+    looks: AtomicUsize,
 }
 
 impl Callback {
@@ -34,14 +37,20 @@ impl Callback {
     }
 
     fn in_rounds(round: Arc<AtomicUsize>) -> Arc<Callback> {
+        Arc::new(Callback::make(round, true))
+    }
+
+    fn make(round: Arc<AtomicUsize>, is_async: bool) -> Callback {
         let attr = IfaceAttr::empty("test", "none".into());
-        Arc::new(Callback {
+        Callback {
             attr,
             calls: AtomicUsize::new(0),
             hook: Mutex::default(),
             round,
             removed: AtomicUsize::new(0),
-        })
+            is_async,
+            looks: AtomicUsize::new(0),
+        }
     }
 
     fn does(self: &Arc<Self>, f: impl Fn() + Send + Sync + 'static) -> Arc<Self> {
@@ -89,11 +98,23 @@ impl Interface for Callback {
         Ok(())
     }
     fn progress_enable(&self, _: bool) {}
+    fn is_async(&self) -> bool {
+        self.is_async
+    }
     fn progress_async(&self) -> usize {
+        self.looks.fetch_add(1, Ordering::SeqCst);
         0
     }
     fn ring(&self) {}
     fn next_timeout(&self) -> Option<Time> {
+        if self.is_async {
+            return None;
+        }
+        self.looks.fetch_add(1, Ordering::SeqCst);
+        Some(Time::ZERO)
+    }
+    fn arm_async(&self) -> Option<(RawFd, Arm)> {
+        self.looks.fetch_add(1, Ordering::SeqCst);
         None
     }
     fn arm(&self, _: Events) -> Result<Arm> {
@@ -128,6 +149,20 @@ fn deferred_work_survives_a_panic_before_it() {
     append(4);
     assert_eq!(w.progress(), 3);
     assert_eq!((order.load(Ordering::Relaxed), w.progress()), (1234, 0));
+}
+
+/// A timer that is overdue for ever, because the thread does not move its interface, would keep the thread awake.
+#[test]
+fn the_thread_leaves_alone_what_is_the_users() {
+    let params = WorkerParams { async_tick: std::time::Duration::from_millis(1), ..WorkerParams::default() };
+    let w = Worker::new(params).unwrap();
+    let (served, left) = (Callback::new(), Arc::new(Callback::make(Arc::default(), false)));
+    w.shared().add_iface(served.clone());
+    w.shared().add_iface(left.clone());
+    while served.looks.load(Ordering::SeqCst) < 20 {
+        std::thread::yield_now();
+    }
+    assert_eq!(left.looks.load(Ordering::SeqCst), 0);
 }
 
 #[test]

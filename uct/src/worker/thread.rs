@@ -80,7 +80,9 @@ fn away(w: Arc<WorkerShared>, async_tick: Duration) {
     let mut fds = Vec::with_capacity(list.len() + 1);
     let mut busy = false;
     let mut limit = async_tick;
-    for i in list.iter() {
+    // What the others wait for is not done here: an event or a timer of theirs would have this thread look again at once,
+    // for ever.
+    for i in list.iter().filter(|i| i.is_async()) {
         // A handler that panics must not end the acknowledgements of the whole process. The panic hook has told of it.
         if catch_unwind(AssertUnwindSafe(|| i.progress_async())).is_err() {
             let device = &i.attr().device;
