@@ -453,7 +453,13 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
 
     /// Takes note of which process stands behind a peer's address. If another one has followed the known one, the endpoints
     /// of that are given up, except `except`. An error says why the packet means nothing, or nothing yet.
-    fn note_process(&mut self, now: Time, p: u32, ident: &[u8; 20], except: u32) -> Result<(), DropReason> {
+    fn note_process(
+        &mut self,
+        now: Time,
+        p: u32,
+        ident: &[u8; wire::IDENT_LEN],
+        except: u32,
+    ) -> Result<(), DropReason> {
         let process = wire::process_of(ident);
         let peer = &mut self.peers[p];
         let Some(known) = peer.process else {
@@ -486,15 +492,10 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
     /// True if a process goes on claiming to be there, half a tick after it began or more, and that which is known has not
     /// been heard meanwhile though it was asked.
     fn is_claim_proven(&mut self, now: Time, p: u32, process: u64) -> bool {
-        let half_a_tick = self.cfg.timer_tick / 2;
-        match self.peers[p].claim {
-            Some(claim) if claim.process == process => {
-                let mut company = self.company(p, NIL);
-                if !company.any(|slot| self.eps[slot].last_heard > claim.since) {
-                    return now.since(claim.since) >= half_a_tick;
-                }
-            }
-            _ => {}
+        let begun = self.peers[p].claim.filter(|c| c.process == process).map(|c| c.since);
+        let was_heard = |since| self.company(p, NIL).any(|slot| self.eps[slot].last_heard > since);
+        if let Some(since) = begun.filter(|since| !was_heard(*since)) {
+            return now.since(since) >= self.cfg.timer_tick / 2;
         }
         self.peers[p].claim = Some(Claim { process, since: now });
         let company: Vec<u32> = self.company(p, NIL).collect();
