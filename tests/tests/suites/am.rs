@@ -351,6 +351,8 @@ fn two_interfaces_of_one_domain<F: Hooks>(w: World<F>) {
     // One address handle: the cache is the domain's.
     assert_eq!(w.nodes[0].md.ah_cache().stats().created, 1);
     drop((there, back, two));
+    // Only now it lets go of what was closed.
+    worker.progress();
     w.finish();
 }
 

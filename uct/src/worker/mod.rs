@@ -1,6 +1,6 @@
 //! Workers: a progress domain, and the thread that stands in while the user's thread is away.
 //!
-//! A [`Worker`] is used by one thread at a time. Its [`progress`](Worker::progress) moves everything: it polls the
+//! A [`Worker`] is used by one thread at a time, which it may be moved to. Its [`progress`](Worker::progress) moves everything: it polls the
 //! devices of its interfaces, runs timers, and calls handlers, completions and pending requests. See `thread.rs` for
 //! the progress thread.
 
@@ -8,6 +8,7 @@ mod deferred;
 mod thread;
 
 use std::{
+    cell::RefCell,
     fmt,
     os::fd::RawFd,
     sync::{Arc, OnceLock},
@@ -74,6 +75,8 @@ pub struct WorkerShared {
     clock: Arc<dyn Clock>,
     /// Interfaces with progress enabled. An interface removes itself when it is closed, which ends the cycle.
     ifaces: Mutex<IfaceList>,
+    /// Counts the changes of that list.
+    version: AtomicU64,
     deferred: DeferredQueue,
     /// Counts the user's `progress` calls: how the progress thread sees that the user is there.
     user_seq: AtomicU64,
@@ -103,14 +106,16 @@ impl WorkerShared {
         let mut list = self.ifaces.lock();
         if !list.iter().any(|i| same(i, &iface)) {
             *list = list.iter().cloned().chain([iface]).collect();
+            self.note_change();
         }
     }
 
-    /// Takes an interface out of `progress`. For transports.
+    /// Takes an interface out of `progress`. For transports. The worker lets go of it with its next `progress`.
     pub fn remove_iface(&self, iface: &Arc<dyn Interface>) {
         let old = {
             let mut list = self.ifaces.lock();
             let kept: IfaceList = list.iter().filter(|i| !same(i, iface)).cloned().collect();
+            self.note_change();
             std::mem::replace(&mut *list, kept)
         };
         // The last reference may go here; not under the lock.
@@ -135,6 +140,18 @@ impl WorkerShared {
 
     fn snapshot(&self) -> IfaceList {
         self.ifaces.lock().clone()
+    }
+
+    /// The list has changed. Called with its lock held.
+    fn note_change(&self) {
+        self.version.store(self.version.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
+    }
+
+    /// What `progress` goes through.
+    #[cold]
+    fn view(&self) -> View {
+        let list = self.ifaces.lock();
+        View { list: list.clone(), version: self.version.load(Ordering::Relaxed) }
     }
 }
 
@@ -169,12 +186,35 @@ fn same(a: &Arc<dyn Interface>, b: &Arc<dyn Interface>) -> bool {
     std::ptr::addr_eq(Arc::as_ptr(a), Arc::as_ptr(b))
 }
 
+/// A copy of the list of interfaces, good while the list has this version.
+#[derive(Clone)]
+struct View {
+    list: IfaceList,
+    version: u64,
+}
+
+impl View {
+    #[inline(always)]
+    fn progress(&self) -> usize {
+        let mut events = 0;
+        for i in self.list.iter() {
+            events += i.progress();
+        }
+        events
+    }
+}
+
 /// The handle of a worker. Dropping it stops nothing: interfaces keep what they need.
+///
+/// It can be moved to another thread, but two cannot use it at a time. An interface that was closed is let go of with the
+/// next `progress`, or with the handle: until then its memory domain stays open.
 ///
 /// In a child that was forked since it was made, `progress` does nothing and other calls fail, see [`fork`](crate::fork).
 pub struct Worker {
     shared: Arc<WorkerShared>,
     born: Birth,
+    /// What `progress` goes through.
+    view: RefCell<View>,
 }
 
 impl Worker {
@@ -187,6 +227,7 @@ impl Worker {
         let shared = Arc::new(WorkerShared {
             clock: params.clock,
             ifaces: Mutex::new(Arc::new([])),
+            version: AtomicU64::new(0),
             deferred: DeferredQueue::default(),
             user_seq: AtomicU64::new(0),
             batching: AtomicBool::new(false),
@@ -197,7 +238,8 @@ impl Worker {
         if params.progress_thread {
             thread::spawn(&shared, params.async_tick)?;
         }
-        Ok(Worker { shared, born: Birth::here() })
+        let view = RefCell::new(shared.view());
+        Ok(Worker { shared, born: Birth::here(), view })
     }
 
     /// Moves everything once: a bounded amount of work. Returns the number of events handled; 0 does not mean that
@@ -208,12 +250,26 @@ impl Worker {
         }
         let s = &self.shared;
         s.user_seq.store(s.user_seq.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
-        let list = s.snapshot();
-        let mut events = 0;
-        for i in list.iter() {
-            events += i.progress();
-        }
+        let events = if let Ok(view) = self.view.try_borrow()
+            && view.version == s.version.load(Ordering::Acquire)
+        {
+            view.progress()
+        } else {
+            self.progress_anew()
+        };
         events + s.deferred.run()
+    }
+
+    /// [`Worker::progress`] when the list has changed.
+    #[cold]
+    #[inline(never)]
+    fn progress_anew(&self) -> usize {
+        let view = self.shared.view();
+        // Not while it is gone through: this is a `progress` in a callback.
+        let old = self.view.try_borrow_mut().ok().map(|mut v| std::mem::replace(&mut *v, view.clone()));
+        // The last reference to an interface may go here, with nothing borrowed.
+        drop(old);
+        view.progress()
     }
 
     /// # Errors

@@ -226,9 +226,10 @@ fn add_another() {
 #[test]
 fn threads() {
     let w = worker();
+    let shared = w.shared();
     let round = Arc::new(AtomicUsize::new(1));
     let stays = Callback::new();
-    w.shared().add_iface(stays.clone());
+    shared.add_iface(stays.clone());
     let done = AtomicUsize::new(0);
     std::thread::scope(|s| {
         for _ in 0..9 {
@@ -236,9 +237,9 @@ fn threads() {
                 for _ in 0..200 {
                     let c = Callback::in_rounds(round.clone());
                     let iface: Arc<dyn Interface> = c.clone();
-                    w.shared().add_iface(iface.clone());
+                    shared.add_iface(iface.clone());
                     std::thread::yield_now();
-                    w.shared().remove_iface(&iface);
+                    shared.remove_iface(&iface);
                     c.removed.store(round.load(Ordering::SeqCst), Ordering::SeqCst);
                 }
                 done.fetch_add(1, Ordering::SeqCst);
