@@ -146,6 +146,10 @@ pub(crate) struct Live<D: Device> {
     pub(crate) counters: Counters,
     pub(crate) port_watch: PortWatch,
     pub(crate) idle_rounds: u32,
+    /// The last round has received something.
+    pub(crate) was_busy: bool,
+    /// When the send queue was last looked at.
+    pub(crate) looked_at: Time,
     /// The last send when a report was last asked for out of turn.
     pub(crate) nudged_at: u64,
     /// When the device was last asked for events.

@@ -237,6 +237,8 @@ impl<D: Device> Core<D> {
             counters: Counters::default(),
             port_watch: PortWatch::default(),
             idle_rounds: 0,
+            was_busy: false,
+            looked_at: Time::ZERO,
             nudged_at: 0,
             events_polled: worker.clock().now(),
             look_for_events: false,

@@ -43,7 +43,14 @@ pub(crate) enum Who {
 /// keeps them.
 const READY_MAX: usize = 4096;
 
-/// Idle rounds between two looks for events of the device.
+/// Idle rounds between two looks at the send queue, which has nothing to say most of the time: whoever waits for a message
+/// is not to wait for that as well. The first idle round looks, too, and so does one of whoever comes now and then.
+const LOOK_EVERY: u32 = 8;
+
+/// Time after which the next idle round looks anyway.
+const LOOK_AFTER: Duration = Duration::from_micros(50);
+
+/// Idle rounds between two looks for events of the device; a multiple of [`LOOK_EVERY`].
 const EVENT_POLL_EVERY: u32 = 32;
 
 /// Time after which the next idle round looks for events of the device anyway: a program that sleeps between messages has
@@ -83,8 +90,16 @@ impl<D: Device> Live<D> {
             Who::User => self.receive_all(core, budget, direct),
             Who::Thread => self.receive_aside(core, budget),
         };
-        if events == 0 || self.tx.is_low() || self.rx_failed || self.look_for_events {
-            events += self.look_around(core, who, events == 0);
+        let is_idle = if events == 0 {
+            cold_path();
+            self.is_look_due(who)
+        } else {
+            self.was_busy = true;
+            false
+        };
+        if is_idle || self.tx.is_low() || self.rx_failed || self.look_for_events {
+            cold_path();
+            events += self.look_around(core, who, is_idle);
         }
         self.refill(core);
         if self.engine.is_due(self.now) {
@@ -105,16 +120,28 @@ impl<D: Device> Live<D> {
         events
     }
 
-    /// The part of a round for when it has received nothing, or something asks for it: send completions, and now and then
-    /// events of the device. Answers the number of send completions.
+    /// Whether a round that has received nothing is one to look around in.
+    #[inline(always)]
+    fn is_look_due(&mut self, who: Who) -> bool {
+        self.idle_rounds = self.idle_rounds.wrapping_add(1);
+        self.was_busy
+            || self.idle_rounds.is_multiple_of(LOOK_EVERY)
+            || who == Who::Thread
+            || self.now.nanos_since(self.looked_at) >= LOOK_AFTER.as_nanos() as u64
+    }
+
+    /// The part of a round for when some rounds have received nothing, or something asks for it: send completions, and now
+    /// and then events of the device. Answers the number of send completions.
     #[inline(never)]
     fn look_around(&mut self, core: &Core<D>, who: Who, received_nothing: bool) -> usize {
+        self.looked_at = self.now;
         let sent = self.poll_sends(core);
         let is_idle = received_nothing && sent == 0;
+        // What follows is for the next round, if that is idle.
+        self.was_busy = sent > 0;
         if is_idle {
             core.returns.drain_into(self.rx.free_mut());
             // Events of the device are rare, so looking for them is for idle rounds.
-            self.idle_rounds = self.idle_rounds.wrapping_add(1);
             self.look_for_events |= self.idle_rounds.is_multiple_of(EVENT_POLL_EVERY)
                 || who == Who::Thread
                 || self.now.since(self.events_polled) >= EVENT_POLL_AFTER;
