@@ -7,12 +7,11 @@ use uct::Time;
 use super::{
     conn::Peer,
     engine::Engine,
-    ep::{Ep, EpId, Is},
+    ep::{Ep, EpId, Eps, Is},
     packet::{Later, PacketKind, Packets, Settle},
     psn::Psn,
     slab::{NIL, Slab},
     stats::EngineStats,
-    timer::{TimeLimits, TimerQueue},
     wire::Xack,
 };
 
@@ -81,11 +80,10 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
 
     /// The endpoints, and beside them what [`Acks::take_one`] needs.
     #[inline(always)]
-    pub(super) fn acks(&mut self, now: Time) -> (&mut Slab<Ep<L, R>>, Acks<'_, T, P>) {
+    pub(super) fn acks(&mut self, now: Time) -> (&mut Eps<L, R>, Acks<'_, T, P>) {
         let run = self.clock.run(now);
-        let Engine { eps, peers, pkts, timers, stats, limits, cfg, tick0, .. } = self;
-        let times = Times { now, run, tick0: *tick0, limits: *limits };
-        (eps, Acks { peers, pkts, timers, stats, max_window: cfg.max_window, times })
+        let Engine { eps, peers, pkts, stats, cfg, .. } = self;
+        (eps, Acks { peers, pkts, stats, max_window: cfg.max_window, run })
     }
 
     /// How long a resent packet is given to be acknowledged before news of the same gap resends it again.
@@ -217,18 +215,10 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
 pub(super) struct Acks<'a, T, P> {
     peers: &'a mut Slab<Peer<P>>,
     pkts: &'a mut Packets<T>,
-    timers: &'a mut TimerQueue,
     stats: &'a mut EngineStats,
     max_window: u16,
-    times: Times,
-}
-
-#[derive(Copy, Clone)]
-struct Times {
-    now: Time,
+    /// The run time.
     run: Time,
-    tick0: u64,
-    limits: TimeLimits,
 }
 
 impl<T, P> Acks<'_, T, P> {
@@ -236,7 +226,7 @@ impl<T, P> Acks<'_, T, P> {
     /// that was sent once and did not ask for it, on an endpoint that neither lingers nor repairs a loss. The message is
     /// settled by `with`. False: it is another ack, and nothing was done.
     #[inline(always)]
-    pub(super) fn take_one<L, R>(&mut self, slot: u32, e: &mut Ep<L, R>, ack: Psn, with: &mut impl Settle<T>) -> bool {
+    pub(super) fn take_one<L, R>(&mut self, e: &mut Ep<L, R>, ack: Psn, with: &mut impl Settle<T>) -> bool {
         let Some(k) = self.pkts.get(e.head) else { return false };
         let Some(peer) = self.peers.get_mut(e.peer) else { return false };
         let is_one = ack == e.acked.next()
@@ -244,8 +234,7 @@ impl<T, P> Acks<'_, T, P> {
             && k.kind == PacketKind::Am
             && k.resends == 0
             && !k.ack_req
-            && !e.is.intersects(Is::LOSS_EPISODE | Is::WANT_WRITABLE)
-            && !e.is_resending()
+            && (e.granted.acks || e.grant_acks())
             && peer.waiting == 0;
         // Two packets are never acknowledged at once: behind it a marker may wait for the same number.
         let (next, charge) = (k.next, k.charge);
@@ -260,9 +249,7 @@ impl<T, P> Acks<'_, T, P> {
         if next == NIL {
             e.tail = NIL;
         }
-        let Times { now, run, tick0, limits } = self.times;
-        e.take_ack(ack, self.max_window, tick0, run);
-        limits.restart_later(self.timers, slot, e, now, tick0);
+        e.take_plain_ack(ack, self.max_window, self.run);
         true
     }
 }

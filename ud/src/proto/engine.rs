@@ -13,7 +13,7 @@ use super::{
     budget::Epochs,
     config::{EngineConfig, Features},
     conn::Peer,
-    ep::{Ep, EpId, Is, Owed, Owner, State},
+    ep::{Ep, EpId, Eps, Is, Owed, Owner, State},
     event::{Begun, EpStateView, Event},
     held::Held,
     packet::{Packet, Packets, Settle},
@@ -66,7 +66,7 @@ pub struct Engine<T, P, L, R> {
     pub(super) hold_places: usize,
     pub(super) limits: TimeLimits,
 
-    pub(super) eps: Slab<Ep<L, R>>,
+    pub(super) eps: Eps<L, R>,
     ids: HashMap<u32, u32, BuildHasherDefault<IdHasher>>,
     /// Where the ids that were looked up last are, by their low bits. A guess: the record itself says whose it is.
     recent: Box<[u32; RECENT]>,
@@ -111,7 +111,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
             tick0: nanos(cfg.timer_tick),
             hold_places,
             limits: TimeLimits { timeout: nanos(cfg.timeout), linger: nanos(cfg.linger), answers_count: true },
-            eps: Slab::new(),
+            eps: Eps::new(),
             ids: HashMap::default(),
             recent: Box::new([NIL; RECENT]),
             next_id: first_id,
@@ -411,6 +411,9 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         if let Some(held) = &ep.held {
             assert!(!held.is_empty(), "ep {id}: empty ring kept");
         }
+        let (granted, now) = (ep.granted, ep.grants());
+        let is_true = granted.room <= now.room && granted.hears <= now.hears && granted.acks <= now.acks;
+        assert!(is_true, "ep {id}: granted {granted:?}, but it is {now:?}");
     }
 
     fn check_list(&self, slot: u32) -> usize {

@@ -1,8 +1,15 @@
 //! The endpoint record: its states, who owns it, its window, and the one place where its state changes.
 
+use std::ops::{Index, IndexMut};
+
 use uct::{ErrorKind, Time};
 
-use super::{held::Held, psn::Psn, slab::NIL, wire::NO_EP};
+use super::{
+    held::Held,
+    psn::Psn,
+    slab::{NIL, Slab},
+    wire::NO_EP,
+};
 
 /// Names an endpoint of one engine. It stays invalid after the endpoint is freed: the wire id in it is not given out again
 /// before all other 16 million ids have been.
@@ -136,8 +143,8 @@ bitflags::bitflags! {
         const HELD_READY = 1 << 10;
         /// The window was cut for a loss that is not repaired yet.
         const LOSS_EPISODE = 1 << 11;
-        /// The interval that runs is the first one after an ack or a send, with the usual patience: acks may put off moving
-        /// its end, see [`TimeLimits::restart_later`](super::timer::TimeLimits::restart_later).
+        /// The interval that runs is the first one after an ack or a send, with the usual patience: acks and sends may put off
+        /// moving its end, see [`TimeLimits::catch_up`](super::timer::TimeLimits::catch_up).
         const FIRST_TICK = 1 << 12;
         /// The current resend range was started by news from the receiver rather than by the timer.
         const NACKED = 1 << 13;
@@ -157,8 +164,24 @@ bitflags::bitflags! {
 /// The first question about a missing ack comes at most so many times earlier than the base interval says.
 const EARLY_MAX: u64 = 16;
 
+/// What the short ways of [`Engine::send_plain`](super::Engine::send_plain) and
+/// [`Engine::handle_plain`](super::Engine::handle_plain) need not ask, because it was asked and the record has not been
+/// changed since but by them: [`Eps`] sees to that.
+#[derive(Copy, Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct Granted {
+    /// So many messages may be sent, as far as the endpoint is concerned, none of which has to ask for an ack. While acks come
+    /// in it falls short of what could be granted.
+    pub(super) room: u16,
+    /// Connected, not lingering, and nothing is kept beyond a gap.
+    pub(super) hears: bool,
+    /// The ack of one message changes nothing but the window: no loss is being repaired, nobody waits for room, and the
+    /// interval that runs may be left alone ([`Is::FIRST_TICK`]).
+    pub(super) acks: bool,
+}
+
 /// One endpoint. See `docs/ud-protocol.md` for the meaning of the window fields.
 pub(super) struct Ep<L, R> {
+    pub(super) granted: Granted,
     pub(super) id: u32,
     pub(super) state: State,
     pub(super) owner: Owner,
@@ -235,6 +258,7 @@ const _: () = assert!(size_of::<Ep<[u64; 3], u64>>() <= 256);
 impl<L, R> Ep<L, R> {
     pub(super) fn new(id: u32, initial: Psn, tick: u64) -> Self {
         Ep {
+            granted: Granted::default(),
             id,
             state: State::Idle,
             owner: Owner::User,
@@ -285,6 +309,15 @@ impl<L, R> Ep<L, R> {
         }
     }
 
+    /// [`Ep::take_ack`] where acks are [granted](Granted): nothing was waited for in vain.
+    #[inline]
+    pub(super) fn take_plain_ack(&mut self, ack: Psn, max_window: u16, run: Time) {
+        self.acked = ack;
+        self.cwnd = (self.cwnd + 1).min(max_window);
+        self.max_psn = ack.add(self.cwnd);
+        self.send_time = run;
+    }
+
     /// A new number was acknowledged: the window moves and grows, the resend interval and the silence start anew.
     #[inline]
     pub(super) fn take_ack(&mut self, ack: Psn, max_window: u16, tick: u64, run: Time) {
@@ -328,6 +361,73 @@ impl<L, R> Ep<L, R> {
         (self.srtt * 4 * patience).clamp(tick0 / EARLY_MAX * patience, tick0)
     }
 
+    /// What can be granted now.
+    pub(super) fn grants(&self) -> Granted {
+        let is_up = self.state == State::Connected && !self.is_lingering();
+        // Data must not overtake an owed CREP: if it were lost, the CREP would make the peer's head jump over it
+        // (`docs/ud-protocol.md` "CREP first").
+        let may_send = is_up
+            && self.link.is_live()
+            && !self.is.intersects(Is::CANCELED | Is::PEER_CLOSED)
+            && !self.owed.intersects(Owed::CREP | Owed::ACK_REQ);
+        Granted {
+            room: if may_send { self.quiet_room() } else { 0 },
+            hears: is_up && self.held.is_none(),
+            acks: self.is.contains(Is::FIRST_TICK)
+                && self.stalls == 0
+                && self.resends == 0
+                && !self.is.intersects(Is::LOSS_EPISODE | Is::WANT_WRITABLE)
+                && !self.is_resending(),
+        }
+    }
+
+    /// How many messages fit into the window before one has to ask for an ack.
+    fn quiet_room(&self) -> u16 {
+        let ahead = self.psn.since(self.acked);
+        // The last one asks.
+        let room = self.max_psn.since(self.acked).saturating_sub(ahead).saturating_sub(self.reserved).saturating_sub(1);
+        self.quarter().checked_sub(ahead).map_or(room, |n| room.min(n))
+    }
+
+    /// Acks are asked for at a quarter of the window, counted from the newest one, and at its end, so that a full window costs
+    /// two acks.
+    fn quarter(&self) -> u16 {
+        self.max_psn.since(self.acked) >> 2
+    }
+
+    /// Whether the next message asks for an ack.
+    pub(super) fn is_asking(&self) -> bool {
+        self.psn.since(self.acked) == self.quarter() || !self.psn.next().is_before(self.max_psn)
+    }
+
+    /// Grants messages anew: none if something is in their way, or the first of them is to ask for an ack.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn grant_room(&mut self) {
+        self.granted.room = self.grants().room;
+        if self.psn.since(self.acked) > self.quarter() {
+            // An ack could bring back to here the number that asks.
+            self.granted.acks = false;
+        }
+    }
+
+    /// Grants receiving anew, if nothing is in its way; answers that.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn grant_hearing(&mut self) -> bool {
+        self.granted.hears = self.grants().hears;
+        self.granted.hears
+    }
+
+    /// Grants acks anew, if nothing is in their way; answers that. See [`Ep::grant_room`].
+    #[cold]
+    #[inline(never)]
+    pub(super) fn grant_acks(&mut self) -> bool {
+        self.granted.acks = self.grants().acks;
+        self.granted.room = 0;
+        self.granted.acks
+    }
+
     /// Starts the resend interval anew; stops it if nothing is in flight.
     #[inline]
     pub(super) fn start_interval(&mut self, now: Time, tick0: u64) {
@@ -362,5 +462,68 @@ impl<L, R> Ep<L, R> {
 
     pub(super) fn is_dest_known(&self) -> bool {
         self.dest != NO_EP
+    }
+}
+
+/// The endpoints of an engine, by slot.
+///
+/// Whoever reaches for a record to change it takes back what it was [granted](Granted), so that no change can be missed; only
+/// the short ways, which use [`Eps::plain_mut`], do not.
+pub(super) struct Eps<L, R>(Slab<Ep<L, R>>);
+
+impl<L, R> Eps<L, R> {
+    pub(super) const fn new() -> Self {
+        Eps(Slab::new())
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(super) fn insert(&mut self, ep: Ep<L, R>) -> u32 {
+        self.0.insert(ep)
+    }
+
+    pub(super) fn remove(&mut self, slot: u32) -> Option<Ep<L, R>> {
+        self.0.remove(slot)
+    }
+
+    #[inline]
+    pub(super) fn get(&self, slot: u32) -> Option<&Ep<L, R>> {
+        self.0.get(slot)
+    }
+
+    #[inline]
+    pub(super) fn get_mut(&mut self, slot: u32) -> Option<&mut Ep<L, R>> {
+        let ep = self.0.get_mut(slot)?;
+        ep.granted = Granted::default();
+        Some(ep)
+    }
+
+    /// For changes that leave everything as it is that was asked for [`Granted`].
+    #[inline(always)]
+    pub(super) fn plain_mut(&mut self, slot: u32) -> Option<&mut Ep<L, R>> {
+        self.0.get_mut(slot)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Ep<L, R>)> {
+        self.0.iter()
+    }
+}
+
+impl<L, R> Index<u32> for Eps<L, R> {
+    type Output = Ep<L, R>;
+    #[inline]
+    fn index(&self, slot: u32) -> &Ep<L, R> {
+        &self.0[slot]
+    }
+}
+
+impl<L, R> IndexMut<u32> for Eps<L, R> {
+    #[inline]
+    fn index_mut(&mut self, slot: u32) -> &mut Ep<L, R> {
+        let ep = &mut self.0[slot];
+        ep.granted = Granted::default();
+        ep
     }
 }

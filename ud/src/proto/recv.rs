@@ -60,18 +60,12 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         let Some(neth) = Neth::parse(bytes) else { return rare() };
         let (dest, slot) = (neth.dest(), self.recent_slot(neth.dest()));
         let (eps, mut acks) = self.acks(now);
-        let Some(ep) = eps.get_mut(slot) else { return rare() };
-        let is_plain = neth.is_am()
-            && ep.id == dest
-            && ep.state == State::Connected
-            && ep.src_qpn == src_qpn
-            && neth.psn == ep.rx_head.next()
-            && !ep.is_lingering()
-            && ep.held.is_none();
-        if !is_plain {
+        let Some(ep) = eps.plain_mut(slot) else { return rare() };
+        let is_next = neth.is_am() && ep.id == dest && ep.src_qpn == src_qpn && neth.psn == ep.rx_head.next();
+        if !(is_next && (ep.granted.hears || ep.grant_hearing())) {
             return rare();
         }
-        let is_settled = neth.ack == ep.acked || acks.take_one(slot, ep, neth.ack, with);
+        let is_settled = neth.ack == ep.acked || acks.take_one(ep, neth.ack, with);
         ep.last_heard = now;
         ep.rx_head = neth.psn;
         ep.repeated = 0;

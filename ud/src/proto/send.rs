@@ -10,7 +10,6 @@ use super::{
     ep::{EpId, Is, Link, Owed, State},
     event::{Begun, Event, FlushOutcome, Refused, SendKind},
     packet::{Packet, PacketKind},
-    psn::Psn,
     slab::NIL,
     timer::observe,
     wire::{self, NETH_LEN, Neth},
@@ -50,7 +49,7 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         }
         let ack_req = kind == SendKind::Zcopy
             || e.owed.contains(Owed::ACK_REQ)
-            || is_asking_psn(e.psn, e.acked, e.max_psn)
+            || e.is_asking()
             || self.budget_asks(peer, charge);
         let packet_type = wire::am_type(0, am_id, false);
         let neth = Neth { packet_type: wire::am_type(e.dest, am_id, ack_req), psn: e.psn, ack: e.rx_head };
@@ -80,27 +79,32 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         make: impl for<'a> FnOnce(B, [u8; NETH_LEN], &'a mut Option<T>) -> (&'a [u8], X),
     ) -> Option<(&L, &[u8], X)> {
         debug_assert!(am_id <= 31, "{am_id}");
-        let Some(e) = self.eps.get_mut(ep.slot) else { return rare() };
+        let Some(e) = self.eps.plain_mut(ep.slot) else { return rare() };
         let Some(peer) = self.peers.get_mut(e.peer) else { return rare() };
         let Link::Live(link) = &e.link else { return rare() };
         let len = len.saturating_add(NETH_LEN);
-        let is_plain = e.id == ep.id
-            && e.state == State::Connected
-            && !e.is_lingering()
-            && !e.is.intersects(Is::CANCELED | Is::PEER_CLOSED)
-            && !e.owed.intersects(Owed::CREP | Owed::ACK_REQ)
-            && e.is_window_open(e.reserved)
-            && len <= peer.max_packet as usize;
         let charge = charge_of(len);
-        if !(is_plain && budget_is_far(peer.share, peer.in_flight, charge, self.cfg.max_packet)) {
+        let fits = e.id == ep.id
+            && len <= peer.max_packet as usize
+            && budget_is_far(peer.share, peer.in_flight, charge, self.cfg.max_packet);
+        if !fits {
             return rare();
         }
-        let (psn, ack_req) = (e.psn, is_asking_psn(e.psn, e.acked, e.max_psn));
-        let neth = Neth { packet_type: wire::am_type(e.dest, am_id, ack_req), psn, ack: e.rx_head };
+        let prepared = match e.granted.room {
+            0 => {
+                cold_path();
+                e.grant_room();
+                let Link::Live(link) = &e.link else { return rare() };
+                if e.granted.room == 0 { None } else { prepare(link) }
+            }
+            _ => prepare(link),
+        };
+        let Some(prepared) = prepared else { return rare() };
+        let neth = Neth { packet_type: wire::am_type(e.dest, am_id, false), psn: e.psn, ack: e.rx_head };
         self.pkts.make_room();
-        let Some(prepared) = prepare(link) else { return rare() };
+        // The first one starts the clocks. Who only follows others has the time that was observed last.
         let was_idle = e.in_flight() == 0;
-        let now = if was_idle || ack_req || e.tick_at == Time::MAX {
+        let now = if was_idle || e.tick_at == Time::MAX {
             observe(&mut self.clock, &self.timers, &mut self.stats, read())
         } else {
             self.clock.last()
@@ -108,10 +112,10 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         // Written field by field where it stays: built elsewhere and moved it would be copied twice.
         let (i, k) = self.pkts.append(e.tail)?;
         let (bytes, extra) = make(prepared, neth.emit(), &mut k.op);
-        k.psn = psn;
+        k.psn = e.psn;
         k.kind = PacketKind::Am;
         k.sacked = false;
-        k.ack_req = ack_req;
+        k.ack_req = false;
         k.resends = 0;
         k.packet_type = wire::am_type(0, am_id, false);
         k.charge = charge;
@@ -120,18 +124,23 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         if std::mem::replace(&mut e.tail, i) == NIL {
             e.head = i;
         }
+        e.granted.room -= 1;
         e.owed.remove(Owed::ACK | Owed::PROBE);
-        e.psn = psn.next();
+        e.psn = e.psn.next();
         e.last_serial = serial;
         peer.in_flight += u64::from(charge);
         self.stats.tx_am += 1;
         if was_idle {
             e.send_time = self.clock.run(now);
-            e.tick = self.tick0;
-            self.limits.restart(&mut self.timers, ep.slot, e, now, self.tick0);
+            if !e.granted.acks {
+                cold_path();
+                e.tick = self.tick0;
+                self.limits.restart(&mut self.timers, ep.slot, e, now, self.tick0);
+            }
         } else if e.tick_at == Time::MAX {
             cold_path();
             e.start_interval(now, self.tick0);
+            e.granted.acks = false;
             self.limits.rearm(&self.clock, &mut self.timers, ep.slot, e);
         }
         Some((e.link.get()?, bytes, extra))
@@ -397,10 +406,4 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         self.debug_check(slot);
         Ok(FlushOutcome::InProgress)
     }
-}
-
-/// Acks are asked for at a quarter of the window and at its end, so that a full window costs two acks.
-#[inline]
-fn is_asking_psn(psn: Psn, acked: Psn, max_psn: Psn) -> bool {
-    psn.since(acked) == max_psn.since(acked) >> 2 || !psn.next().is_before(max_psn)
 }

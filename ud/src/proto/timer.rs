@@ -153,24 +153,9 @@ impl TimeLimits {
         timers.set(slot, ep, ep.tick_at);
     }
 
-    /// [`TimeLimits::restart`] as nearly every ack does it: while packets are in flight, and nothing was waited for in vain
-    /// since the last restart, the interval that runs already may end too early, but not too late. So it is left as it is,
-    /// and [`TimeLimits::catch_up`] moves it on when it ends.
-    #[inline(always)]
-    pub(super) fn restart_later<L, R>(
-        self,
-        timers: &mut TimerQueue,
-        slot: u32,
-        ep: &mut Ep<L, R>,
-        now: Time,
-        tick0: u64,
-    ) {
-        if ep.in_flight() == 0 || !ep.is.contains(Is::FIRST_TICK) {
-            self.restart(timers, slot, ep, now, tick0);
-        }
-    }
-
-    /// What the acks since the last restart have left to do: the interval ends where the newest of them would have put it.
+    /// What the acks and sends since the last restart have left to do: nearly all of them leave alone the interval that runs
+    /// ([`Is::FIRST_TICK`]), which may end too early then, but not too late. It ends where the newest of them would have put
+    /// it.
     #[inline]
     pub(super) fn catch_up<L, R>(clock: &RunClock, ep: &mut Ep<L, R>, tick0: u64) {
         if !ep.is.contains(Is::FIRST_TICK) || ep.in_flight() == 0 {

@@ -363,8 +363,12 @@ fn an_interval_that_is_moved_later_ends_where_it_should() {
             }
             at_once.take_ack(Psn::new(ack), 64, TICK, run);
             limits.restart(&mut a, 0, &mut at_once, now, TICK);
-            later.take_ack(Psn::new(ack), 64, TICK, run);
-            limits.restart_later(&mut b, 0, &mut later, now, TICK);
+            if later.is.contains(Is::FIRST_TICK) {
+                later.take_plain_ack(Psn::new(ack), 64, run);
+            } else {
+                later.take_ack(Psn::new(ack), 64, TICK, run);
+                limits.restart(&mut b, 0, &mut later, now, TICK);
+            }
             assert!(later.tick_at <= at_once.tick_at && later.deadline <= at_once.deadline, "srtt {srtt}, ack {ack}");
             assert_eq!((b.armed(), later.is.contains(Is::FIRST_TICK)), (1, true));
             if rng.percent(30) {
@@ -376,10 +380,16 @@ fn an_interval_that_is_moved_later_ends_where_it_should() {
                 );
             }
         }
-        // Nothing is in flight: no timer, at once.
-        later.take_ack(Psn::new(39), 64, TICK, clock.run(now));
-        limits.restart_later(&mut b, 0, &mut later, now, TICK);
-        assert_eq!((b.armed(), later.tick_at, later.deadline), (0, Time::MAX, Time::MAX));
+        // Nothing is in flight: the interval is left alone, and a send that follows finds it running.
+        TimeLimits::catch_up(&clock, &mut later, TICK);
+        later.take_plain_ack(Psn::new(39), 64, clock.run(now));
+        let (ends, sent) = (later.tick_at, now.add_nanos(1000));
+        TimeLimits::catch_up(&clock, &mut later, TICK);
+        assert_eq!((b.armed(), later.tick_at, later.deadline), (1, ends, ends));
+        (later.psn, later.send_time) = (Psn::new(41), clock.run(sent));
+        TimeLimits::catch_up(&clock, &mut later, TICK);
+        assert_eq!(later.tick_at, sent.add_nanos(later.first_interval(TICK)));
+        assert_eq!(later.deadline, later.tick_at);
     }
 }
 
