@@ -28,6 +28,9 @@ struct Options {
     /// Bytes behind the header of 8.
     #[arg(short, long, default_value_t = 0)]
     size: usize,
+    /// Count calls of progress that find nothing, instead of messages.
+    #[arg(long)]
+    idle: bool,
 }
 
 /// Where counting begins or ends.
@@ -66,6 +69,15 @@ impl Loop {
         }
         Ok(calls)
     }
+
+    /// Calls `progress` `n` times, with nothing on its way.
+    #[inline(never)]
+    fn idle(&self, n: u64) -> uct::Result<u64> {
+        for _ in 0..n {
+            self.worker.progress();
+        }
+        Ok(n)
+    }
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -91,9 +103,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     it.run(options.warmup)?;
     mark("warm-up over");
     // What is done once in a while shows in the first part and not only in the second: they are compared.
-    it.run(options.count)?;
+    let run = if options.idle { Loop::idle } else { Loop::run };
+    run(&it, options.count)?;
     mark("begin");
-    let calls = it.run(options.count)?;
+    let calls = run(&it, options.count)?;
     mark("end");
     println!("messages {}, calls of progress {calls}", options.count);
     Ok(())
