@@ -49,36 +49,43 @@ pub trait DescPool: Send + Sync {
     fn give_back(&self, buf: Buf);
 }
 
-/// The place of a message inside its receive buffer.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct AmPlace {
+/// What the received messages of an interface have in common.
+pub struct AmHome {
+    /// Where descriptors that handlers keep return to.
+    pub pool: Arc<dyn DescPool>,
     /// Offset of the first payload byte in the buffer proper.
     pub offset: usize,
-    /// Payload bytes.
-    pub len: usize,
     /// Bytes before the payload that the handler may overwrite.
     pub headroom: usize,
+}
+
+impl fmt::Debug for AmHome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "AmHome(offset {}, headroom {})", self.offset, self.headroom)
+    }
 }
 
 /// A received active message, for the duration of the handler.
 pub struct AmMessage<'a> {
     buf: &'a mut Option<Buf>,
-    pool: &'a Arc<dyn DescPool>,
-    place: AmPlace,
+    home: &'a AmHome,
+    len: usize,
     ep: u64,
 }
 
 impl<'a> AmMessage<'a> {
-    /// For transports: a message in `buf`, which must hold a buffer; it is left there unless the handler keeps it.
-    pub fn new(buf: &'a mut Option<Buf>, pool: &'a Arc<dyn DescPool>, place: AmPlace, ep: u64) -> Self {
+    /// For transports: a message of `len` bytes in `buf`, which must hold a buffer; it is left there unless the handler keeps
+    /// it.
+    #[inline]
+    pub fn new(buf: &'a mut Option<Buf>, home: &'a AmHome, len: usize, ep: u64) -> Self {
         debug_assert!(buf.is_some());
-        AmMessage { buf, pool, place, ep }
+        AmMessage { buf, home, len, ep }
     }
 
     /// The payload.
     pub fn data(&self) -> &[u8] {
         match &*self.buf {
-            Some(b) => &b[self.place.offset..self.place.offset + self.place.len],
+            Some(b) => &b[self.home.offset..self.home.offset + self.len],
             None => &[],
         }
     }
@@ -90,13 +97,14 @@ impl<'a> AmMessage<'a> {
 
     /// Keeps the message. The bytes do not move.
     pub fn into_owned(self) -> AmDesc {
-        AmDesc { buf: self.buf.take(), pool: self.pool.clone(), place: self.place }
+        let AmHome { pool, offset, headroom } = self.home;
+        AmDesc { buf: self.buf.take(), pool: pool.clone(), offset: *offset, len: self.len, headroom: *headroom }
     }
 }
 
 impl fmt::Debug for AmMessage<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "AmMessage({} bytes)", self.place.len)
+        write!(f, "AmMessage({} bytes)", self.len)
     }
 }
 
@@ -104,14 +112,16 @@ impl fmt::Debug for AmMessage<'_> {
 pub struct AmDesc {
     buf: Option<Buf>,
     pool: Arc<dyn DescPool>,
-    place: AmPlace,
+    offset: usize,
+    len: usize,
+    headroom: usize,
 }
 
 impl AmDesc {
     /// The payload. `data().as_ptr() + am_align_offset` is aligned as the interface was asked to.
     pub fn data(&self) -> &[u8] {
         match &self.buf {
-            Some(b) => &b[self.place.offset..self.place.offset + self.place.len],
+            Some(b) => &b[self.offset..self.offset + self.len],
             None => &[],
         }
     }
@@ -119,7 +129,7 @@ impl AmDesc {
     /// The headroom and the payload, for writing: `(headroom, data)`, adjacent in memory. The headroom has the length the
     /// interface was opened with.
     pub fn parts_mut(&mut self) -> (&mut [u8], &mut [u8]) {
-        let AmPlace { offset, len, headroom } = self.place;
+        let AmDesc { offset, len, headroom, .. } = *self;
         match &mut self.buf {
             Some(b) => {
                 let start = b.front_len() + offset;
@@ -144,7 +154,7 @@ impl Drop for AmDesc {
 
 impl fmt::Debug for AmDesc {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "AmDesc({} bytes)", self.place.len)
+        write!(f, "AmDesc({} bytes)", self.len)
     }
 }
 
@@ -288,11 +298,10 @@ mod tests {
     #[test]
     fn a_kept_descriptor_returns_to_its_pool() {
         let mem = Arc::new(Pool::default());
-        let pool: Arc<dyn DescPool> = mem.clone();
+        let home = AmHome { pool: mem.clone(), offset: 48, headroom: 60 };
         let mut slot = Some(buf(16));
         slot.as_mut().unwrap()[48..52].copy_from_slice(b"abcd");
-        let place = AmPlace { offset: 48, len: 4, headroom: 60 };
-        let msg = AmMessage::new(&mut slot, &pool, place, 3);
+        let msg = AmMessage::new(&mut slot, &home, 4, 3);
         assert_eq!(msg.data(), b"abcd");
         let mut desc = msg.into_owned();
         assert!(slot.is_none());

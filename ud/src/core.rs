@@ -20,7 +20,7 @@ use ib::{
 };
 use uct::{
     Error, ErrorKind, IfaceAttr, Scope, Time,
-    am::{DescPool, HandlerTable},
+    am::{AmHome, HandlerTable},
     ep::ErrorHandler,
     mem::Buf,
     sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering},
@@ -61,9 +61,8 @@ pub(crate) struct Core<D: Device> {
     pub(crate) handlers: HandlerTable,
     /// Taken away when the interface is closed, as the handlers are: what they hold may hold us.
     pub(crate) error_handler: Mutex<Option<ErrorHandler>>,
-    pub(crate) rx_headroom: usize,
     pub(crate) returns: Arc<Returns>,
-    pub(crate) desc_pool: Arc<dyn DescPool>,
+    pub(crate) am_home: AmHome,
     pub(crate) state: Mutex<State<D>>,
     /// Set by the address-handle cache when a resolution that was pending is over.
     pub(crate) resolutions: Arc<AtomicBool>,
@@ -146,9 +145,9 @@ pub(crate) struct Live<D: Device> {
     pub(crate) counters: Counters,
     pub(crate) port_watch: PortWatch,
     pub(crate) idle_rounds: u32,
-    /// The last round has received something.
+    /// The last round has found something: a message, or the end of a send.
     pub(crate) was_busy: bool,
-    /// When the send queue was last looked at.
+    /// When the send queue was last polled.
     pub(crate) looked_at: Time,
     /// The last send when a report was last asked for out of turn.
     pub(crate) nudged_at: u64,

@@ -6,10 +6,10 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-use ib::device::{Device, GRH_LEN};
+use ib::device::Device;
 use uct::{
     AmId, AmMessage, MemSlice,
-    am::{AmPlace, HandlerEntry, HandlerKind, HandlerView},
+    am::{HandlerEntry, HandlerKind, HandlerView},
     completion::CompletionToken,
     ep::{EpFailure, FailureAction, PendingFn},
     error::ErrorKind,
@@ -17,7 +17,7 @@ use uct::{
     sync::Ordering,
 };
 
-use crate::{core::Core, live::Who, op::NETH_LEN, proto::EpId};
+use crate::{core::Core, live::Who, proto::EpId};
 
 /// A table of handlers.
 pub(crate) type Handlers = [HandlerEntry; AmId::COUNT];
@@ -171,9 +171,7 @@ impl<'a, D: Device> Delivering<'a, D> {
             // If the handler replaces the table it is called from, this reference keeps the old one alive.
             match &d.handlers.table()[*am_id as usize & (AmId::COUNT - 1)] {
                 Some((handler, _)) => {
-                    let place =
-                        AmPlace { offset: GRH_LEN + NETH_LEN, len: *len as usize, headroom: self.core.rx_headroom };
-                    handler(AmMessage::new(buf, &self.core.desc_pool, place, u64::from(ep.wire_id())));
+                    handler(AmMessage::new(buf, &self.core.am_home, *len as usize, u64::from(ep.wire_id())));
                 }
                 None => self.core.no_handler(*am_id, *len),
             }

@@ -14,7 +14,7 @@ use ib::{
 use uct::{
     AmId, Blame, Completion, Endpoint, EpParams, Error, ErrorKind, FlushMode, Iface, IfaceAttr, IfaceParams, Posted,
     Result, Scope, SendError, SendResult, Time, Worker,
-    am::{AmHandler, DescPool, HandlerKind, HandlerTable},
+    am::{AmHandler, AmHome, HandlerKind, HandlerTable},
     iface::{Arm, Caps, Counter, Events, Interface},
     mem::ArenaLayout,
     sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering},
@@ -201,7 +201,7 @@ impl<D: Device> Core<D> {
             thread.kick();
         });
         let returns = Returns::new();
-        let desc_pool: Arc<dyn DescPool> = returns.clone();
+        let am_home = AmHome { pool: returns.clone(), offset: GRH_LEN + NETH_LEN, headroom: params.rx_headroom };
         let depth = iface_config.tx_queue_len;
         let first = config.rx_queue_len_init.min(iface_config.rx_queue_len) as usize;
         let live = Live {
@@ -257,9 +257,8 @@ impl<D: Device> Core<D> {
             limits,
             handlers: HandlerTable::new(),
             error_handler: Mutex::new(params.error_handler.clone()),
-            rx_headroom: params.rx_headroom,
             returns,
-            desc_pool,
+            am_home,
             state: Mutex::new(state),
             resolutions,
             waker,

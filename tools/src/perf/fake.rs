@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use uct::{
     AmId, AmMessage, Completion, Endpoint, EpParams, Error, ErrorKind, FlushMode, Iface, IfaceAttr, IfaceParams,
     Interface, Md, MemRegion, MemSlice, Posted, Registry, Result, SendError, SendResult, Time, Worker,
-    am::{AmHandler, AmPlace, DescPool, HandlerKind, HandlerTable},
+    am::{AmHandler, AmHome, DescPool, HandlerKind, HandlerTable},
     config::Env,
     ep::{PendingFn, PendingRefused},
     iface::{Arm, Caps, Counter, Events},
@@ -143,7 +143,7 @@ impl Transport for FakeTransport {
             id,
             queue,
             handlers: HandlerTable::new(),
-            pool: Arc::new(Heap),
+            home: AmHome { pool: Arc::new(Heap), offset: 0, headroom: 0 },
         });
         Ok(Iface::from_transport(iface))
     }
@@ -162,7 +162,7 @@ struct FakeIface {
     id: u64,
     queue: Queue,
     handlers: HandlerTable,
-    pool: Arc<dyn DescPool>,
+    home: AmHome,
 }
 
 impl FakeIface {
@@ -213,8 +213,7 @@ impl Interface for FakeIface {
         let Some((id, data)) = self.queue.lock().pop_front() else { return 0 };
         if let (Some((h, _)), Ok(mut buf)) = (&self.handlers.snapshot()[id.get() as usize], Buf::alloc(data.len())) {
             buf.copy_from_slice(&data);
-            let place = AmPlace { offset: 0, len: data.len(), headroom: 0 };
-            h(AmMessage::new(&mut Some(buf), &self.pool, place, 0));
+            h(AmMessage::new(&mut Some(buf), &self.home, data.len(), 0));
         }
         1
     }

@@ -227,7 +227,8 @@ impl<T, P> Acks<'_, T, P> {
     /// settled by `with`. False: it is another ack, and nothing was done.
     #[inline(always)]
     pub(super) fn take_one<L, R>(&mut self, e: &mut Ep<L, R>, ack: Psn, with: &mut impl Settle<T>) -> bool {
-        let Some(k) = self.pkts.get(e.head) else { return false };
+        let head = e.head;
+        let Some(k) = self.pkts.get(head) else { return false };
         let Some(peer) = self.peers.get_mut(e.peer) else { return false };
         let is_one = ack == e.acked.next()
             && k.psn == ack
@@ -242,7 +243,7 @@ impl<T, P> Acks<'_, T, P> {
             cold_path();
             return false;
         }
-        self.pkts.release(e.head, with);
+        self.pkts.release(head, with);
         peer.in_flight -= u64::from(charge);
         self.stats.acks_new += 1;
         e.head = next;
