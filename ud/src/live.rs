@@ -43,14 +43,13 @@ pub(crate) enum Who {
 /// keeps them.
 const READY_MAX: usize = 4096;
 
-/// Idle rounds between two looks at the send queue, which has nothing to say most of the time: whoever waits for a message
-/// is not to wait for that as well. The first idle round looks, too, and so does one of whoever comes now and then.
-const LOOK_EVERY: u32 = 8;
+/// Of so many idle rounds one does more than look for messages. So does the first one, and each of whoever comes now and then.
+const WHOLE_EVERY: u32 = 8;
 
-/// Time after which the next idle round looks anyway.
-const LOOK_AFTER: Duration = Duration::from_micros(50);
+/// Time after which the next idle round does more anyway.
+const WHOLE_AFTER: Duration = Duration::from_micros(50);
 
-/// Idle rounds between two looks for events of the device; a multiple of [`LOOK_EVERY`].
+/// Idle rounds between two looks for events of the device; a multiple of [`WHOLE_EVERY`].
 const EVENT_POLL_EVERY: u32 = 32;
 
 /// Time after which the next idle round looks for events of the device anyway: a program that sleeps between messages has
@@ -90,17 +89,17 @@ impl<D: Device> Live<D> {
             Who::User => self.receive_all(core, budget, direct),
             Who::Thread => self.receive_aside(core, budget),
         };
-        let is_idle = if events == 0 {
-            cold_path();
-            self.is_look_due(who)
-        } else {
-            self.was_busy = true;
-            false
-        };
+        let is_idle = events == 0;
+        if is_idle && !self.is_whole_round_due(core, who) {
+            self.tx.ring(&mut self.qp);
+            self.tx.start_round();
+            return 0;
+        }
         if is_idle || self.tx.is_low() || self.rx_failed || self.look_for_events {
             cold_path();
             events += self.look_around(core, who, is_idle);
         }
+        self.was_busy |= !is_idle;
         self.refill(core);
         if self.engine.is_due(self.now) {
             cold_path();
@@ -120,17 +119,21 @@ impl<D: Device> Live<D> {
         events
     }
 
-    /// Whether a round that has received nothing is one to look around in.
+    /// Whether a round that has received nothing is to do all the rest as well. Nearly always there is nothing to be done, and
+    /// whoever waits for a message is not to wait for that.
     #[inline(always)]
-    fn is_look_due(&mut self, who: Who) -> bool {
+    fn is_whole_round_due(&mut self, core: &Core<D>, who: Who) -> bool {
         self.idle_rounds = self.idle_rounds.wrapping_add(1);
-        self.was_busy
-            || self.idle_rounds.is_multiple_of(LOOK_EVERY)
+        self.idle_rounds.is_multiple_of(WHOLE_EVERY)
+            || self.was_busy
             || who == Who::Thread
-            || self.now.nanos_since(self.looked_at) >= LOOK_AFTER.as_nanos() as u64
+            || self.now.nanos_since(self.looked_at) >= WHOLE_AFTER.as_nanos() as u64
+            || self.tx.is_low()
+            || self.engine.is_due(self.now)
+            || self.has_chores(core)
     }
 
-    /// The part of a round for when some rounds have received nothing, or something asks for it: send completions, and now
+    /// The part of a round for when it has received nothing and is a whole one, or something asks for it: send completions, and now
     /// and then events of the device. Answers the number of send completions.
     #[inline(never)]
     fn look_around(&mut self, core: &Core<D>, who: Who, received_nothing: bool) -> usize {

@@ -44,6 +44,8 @@ pub(crate) struct Tx<D: Device> {
     read: u64,
     /// Credits promised to messages that are being packed.
     reserved: u64,
+    /// Less than half of the credits were left at the last send that asked for a completion, or none at any later one.
+    is_low: bool,
     /// Posted sends that wait for a ring.
     held: u32,
     /// A send has left in this round: further ones may wait for company.
@@ -73,6 +75,7 @@ impl<D: Device> Tx<D> {
             signaled: 0,
             read: 0,
             reserved: 0,
+            is_low: false,
             held: 0,
             rung: false,
             retired: VecDeque::new(),
@@ -84,8 +87,12 @@ impl<D: Device> Tx<D> {
 
     /// True if a send can be posted.
     #[inline]
-    pub(crate) fn has_credit(&self) -> bool {
-        self.posted - self.done + self.reserved < self.depth
+    pub(crate) fn has_credit(&mut self) -> bool {
+        let has = self.posted - self.done + self.reserved < self.depth;
+        if !has {
+            self.note_none_left();
+        }
+        has
     }
 
     /// Sets a credit aside, for a message that is being packed.
@@ -98,9 +105,16 @@ impl<D: Device> Tx<D> {
         self.reserved = self.reserved.saturating_sub(1);
     }
 
-    /// True if less than half of the credits are left.
+    /// True if credits have run low, or out: poll the send queue even if there is much else to do.
+    #[inline]
     pub(crate) fn is_low(&self) -> bool {
-        (self.posted - self.done) * 2 > self.depth
+        self.is_low
+    }
+
+    /// Out of credits.
+    #[cold]
+    fn note_none_left(&mut self) {
+        self.is_low = true;
     }
 
     /// The serial that the next send will have.
@@ -206,6 +220,7 @@ impl<D: Device> Tx<D> {
         self.posted = serial;
         if signaled {
             self.signaled = serial;
+            self.is_low |= (serial - self.done) * 2 > self.depth;
         }
         if !(inline || self.caps.copies_sends) {
             self.read = serial;
@@ -245,6 +260,7 @@ impl<D: Device> Tx<D> {
     /// Polls completions; credits come back.
     pub(crate) fn poll(&mut self, qp: &mut D::UdQp, max: usize) -> TxPolled {
         self.wcs.clear();
+        self.is_low = false;
         let events = qp.poll_send(&mut self.wcs, max);
         let mut failed = None;
         for wc in &self.wcs {
