@@ -192,6 +192,11 @@ impl<D: Device> Live<D> {
         self.time_out();
         if core.resolutions.load(Ordering::Relaxed) && core.resolutions.swap(false, Ordering::AcqRel) {
             self.finish_resolutions();
+            // The flag tells also that a step of this is done, and whoever takes it must look.
+            if self.recovering.is_some() {
+                self.recover(core);
+                self.fail_endpoints();
+            }
         }
         let seen = core.md.event_count();
         if seen != self.events_seen {

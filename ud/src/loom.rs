@@ -9,7 +9,7 @@
 //! the same for the progress thread as for the user's, an operation is not settled when destroy returns; without the
 //! `want_writable` of `serve_pending`, a request is forgotten; with `take_later_of` taking what is of other endpoints too, an
 //! operation is not settled when the destroy of its own returns; with `Returns::drain_all` clearing its flag outside of the
-//! lock, a buffer is lost.
+//! lock, a buffer is lost; without the `recover` of `pump`, a queue pair is never set up again.
 
 use std::sync::{Arc, Mutex};
 
@@ -432,6 +432,23 @@ fn a_user_who_sleeps_is_woken_for_an_address_handle() {
         w.a.sleep_until(|| w.net.in_flight() > 0);
         helper.join().expect("no panic");
         drop(ea);
+        w.end();
+    });
+}
+
+/// The queue pair fell into ERROR. The user sleeps until a helper thread has read the GID table, after which it is set up again.
+#[test]
+fn a_user_who_sleeps_is_woken_to_set_the_queue_pair_up_again() {
+    model(|| {
+        let w = World::new(|sim, _| sim.ah_create_sleeps = sim.name == "sim1");
+        w.a.md.device().fail_qps();
+        w.a.core.progress();
+        let md = w.a.md.clone();
+        let helper = thread::spawn(move || assert_eq!(md.ah_cache().run_jobs(), 1));
+        w.a.core.progress();
+        w.a.sleep_until(|| w.a.count("qp.resets") > 0);
+        helper.join().expect("no panic");
+        assert!(w.a.count("rx.buffers_posted") > 0);
         w.end();
     });
 }
