@@ -104,7 +104,8 @@ pub struct DeviceAttr {
     /// The largest number of address handles, 0 if unlimited.
     pub ah_max: usize,
     /// True if `create_ah` may sleep (kernel address resolution): it then runs on a helper thread. Of such devices it is also
-    /// assumed that reading a GID table and registering memory may sleep, which no progress path then does.
+    /// assumed that reading a GID table and registering memory may sleep, which no progress path then does. That resetting a
+    /// queue pair does is told by [`UdQp::begin_reset`].
     pub ah_create_sleeps: bool,
     /// What peers of this library must know, appended to the packed device address; `None` for devices that a UCX peer
     /// sees as they are.
@@ -440,6 +441,12 @@ pub trait Device: Send + Sync + 'static {
     fn poll_async_event(&self) -> Option<AsyncEvent>;
 }
 
+/// The part of a reset that may sleep, see [`UdQp::begin_reset`]. Dropped instead of called, it ends the reset with `ECANCELED`.
+pub type ResetJob = Box<dyn FnOnce() + Send>;
+
+/// Called when a reset is over, from the thread that has done it.
+pub type ResetWaker = Arc<dyn Fn() + Send + Sync>;
+
 /// A UD queue pair with its completion queues. Dropping it destroys it: nothing of it is read or written afterwards.
 pub trait UdQp: Send + 'static {
     /// See [`Device::Ah`].
@@ -455,11 +462,40 @@ pub trait UdQp: Send + 'static {
     fn state(&self) -> QpState;
 
     /// Takes it from ERROR back to ready. Completions of what was flushed must have been polled before; posted receives
-    /// stay the caller's to post again.
+    /// stay the caller's to post again. May sleep, see [`UdQp::begin_reset`].
     ///
     /// # Errors
     /// The verbs error, if the device refuses.
     fn reset(&mut self) -> VerbsResult<()>;
+
+    /// [`UdQp::reset`] for who must not sleep. `None`: it is done. Else it is under way, and the job is to be called where it may
+    /// sleep; `wake` is called when that is over, and [`UdQp::finish_reset`] has the result.
+    ///
+    /// Meanwhile the state is [`QpState::Error`], what is posted is refused with `EBUSY`, nothing completes, and what is armed
+    /// does not fire.
+    ///
+    /// # Errors
+    /// As for [`UdQp::reset`]; `EBUSY` if a reset is under way.
+    fn begin_reset(&mut self, wake: ResetWaker) -> VerbsResult<Option<ResetJob>> {
+        let _ = wake;
+        self.reset().map(|()| None)
+    }
+
+    /// What came of the reset that was begun; it counts as under way until this has told. `None` if there is none or the job is
+    /// not done.
+    fn finish_reset(&mut self) -> Option<VerbsResult<()>> {
+        None
+    }
+
+    /// Destroys it, and then drops `rest`: what was posted may name it. While a reset is under way, both are done at the end of
+    /// that by the thread that has it, and this does not wait.
+    fn destroy(self, rest: Box<dyn Send>)
+    where
+        Self: Sized,
+    {
+        drop(self);
+        drop(rest);
+    }
 
     /// Posts one send. It leaves at once, or together with others at the next [`UdQp::ring`] where
     /// [`QpCaps::send_batch`] is above 1. A message above the port's MTU completes with success and is not sent.

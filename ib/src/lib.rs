@@ -6,6 +6,7 @@
 
 pub mod addr;
 pub mod ah;
+mod away;
 pub mod component;
 pub mod config;
 pub mod device;

@@ -5,7 +5,8 @@
 
 use std::{
     path::Path,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Arc, Mutex, MutexGuard, mpsc},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -418,6 +419,85 @@ fn a_queue_pair_that_fell_into_error_is_reset_and_goes_on() {
         assert_eq!(me.recv(9).iter().filter(|w| w.status == WcStatus::WrFlush).count(), 9);
         me.qp = None;
         dev.dereg_mr(keys).unwrap();
+    });
+}
+
+/// The reset in two steps: meanwhile another thread has the queue pair, and nothing can be done to it here.
+#[test]
+fn a_queue_pair_is_reset_on_another_thread() {
+    on_each("a_queue_pair_is_reset_on_another_thread", |dev, port| {
+        let mut me = Me::new(dev, port);
+        me.post_recvs(20);
+        let (woke, woken) = mpsc::channel();
+        let job = me.qp().begin_reset(Arc::new(move || woke.send(()).unwrap())).unwrap().expect("it may sleep");
+        assert_eq!(me.qp().state(), QpState::Error);
+        assert_eq!(me.qp().reset().unwrap_err().errno, libc::EBUSY);
+        assert_eq!(me.qp().begin_reset(Arc::new(|| {})).err().map(|e| e.errno), Some(libc::EBUSY));
+        let mut bufs: Vec<Buf> = me.spare.drain(..4).collect();
+        assert_eq!(me.qp().post_recv(&mut bufs).unwrap_err().errno, libc::EBUSY);
+        assert_eq!(bufs.len(), 4);
+        me.spare.extend(bufs);
+        let qpn = me.qp().qpn();
+        let qp = me.qp.as_mut().unwrap();
+        let wr = SendWr {
+            serial: me.serial + 1,
+            ah: me.ah.as_ref().unwrap(),
+            remote_qpn: qpn,
+            remote_qkey: QKey::UCX,
+            sges: &[Sge { bytes: b"too early", lkey: 0 }],
+            inline: true,
+            signaled: true,
+            solicited: false,
+        };
+        assert_eq!(qp.post_send(&wr).unwrap_err().errno, libc::EBUSY);
+        assert_eq!(qp.post_send_now(&wr).unwrap_err().errno, libc::EBUSY);
+        qp.ring();
+        assert_eq!(qp.arm(ArmFor::RECV | ArmFor::SEND), Ok(ArmResult::Armed));
+        assert_eq!((qp.poll_send(&mut Vec::new(), 64), qp.poll_recv(&mut Vec::new(), 64)), (0, 0));
+        assert_eq!(qp.start_recv(&mut Vec::new(), 64), 0);
+        assert_eq!(qp.finish_reset(), None);
+
+        thread::spawn(job).join().unwrap();
+        woken.recv_timeout(PATIENCE).unwrap();
+        assert_eq!(me.qp().state(), QpState::Error, "until it has been told");
+        assert_eq!((me.qp().finish_reset(), me.qp().finish_reset()), (Some(Ok(())), None));
+        assert_eq!((me.qp().state(), me.qp().qpn()), (QpState::ReadyToSend, qpn));
+        let back = me.recv(20);
+        assert!(back.iter().all(|w| w.status == WcStatus::WrFlush));
+        me.spare.extend(back.into_iter().map(|w| w.buf));
+        me.post_recvs(4);
+        fill(&mut me.tx[1], 1);
+        me.send(1, 100, 1, false);
+        let wc = me.recv(1).pop().unwrap();
+        assert_eq!((wc.status, &wc.buf[GRH_LEN..][..100]), (WcStatus::Success, &me.tx[1][..100]));
+    });
+}
+
+#[test]
+fn a_queue_pair_that_is_left_during_its_reset_ends_with_it() {
+    struct Rest(mpsc::Sender<()>);
+    impl Drop for Rest {
+        fn drop(&mut self) {
+            self.0.send(()).unwrap();
+        }
+    }
+    on_each("a_queue_pair_that_is_left_during_its_reset_ends_with_it", |dev, port| {
+        for is_done in [true, false] {
+            let mut me = Me::new(dev, port);
+            me.post_recvs(20);
+            let job = me.qp().begin_reset(Arc::new(|| {})).unwrap().expect("it may sleep");
+            let (end, ended) = mpsc::channel();
+            me.qp.take().unwrap().destroy(Box::new(Rest(end)));
+            assert!(ended.try_recv().is_err(), "the queue pair is there, and what it may name");
+            let holders = Arc::strong_count(dev);
+            if is_done {
+                thread::spawn(job).join().unwrap()
+            } else {
+                drop(job)
+            }
+            ended.recv_timeout(PATIENCE).unwrap();
+            assert_eq!(Arc::strong_count(dev), holders - 1);
+        }
     });
 }
 

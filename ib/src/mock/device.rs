@@ -15,9 +15,10 @@ use uct::mem::{Block, Buf};
 
 use super::script::{Call, MockLive, Script};
 use crate::{
+    away::Away,
     device::{
         Access, AhAttr, ArmFor, ArmResult, AsyncEvent, Device, DeviceAttr, GidEntry, MrKeys, PortAttr, QpCaps, QpInit,
-        QpState, QueueLimits, RecvWc, SendWc, SendWr, UdQp, VerbsError, VerbsResult, WcStatus,
+        QpState, QueueLimits, RecvWc, ResetJob, ResetWaker, SendWc, SendWr, UdQp, VerbsError, VerbsResult, WcStatus,
     },
     sw::AsyncQueue,
     types::Qpn,
@@ -38,6 +39,14 @@ struct State {
     ah_hook: Mutex<Option<AhHook>>,
     send_status: Mutex<VecDeque<WcStatus>>,
     recv_status: Mutex<VecDeque<WcStatus>>,
+    resets: Mutex<Resets>,
+}
+
+/// Resets that hang.
+#[derive(Default)]
+struct Resets {
+    hold: bool,
+    held: Vec<ResetJob>,
 }
 
 /// Things alive, and how many there may be; 0 for any number.
@@ -172,6 +181,38 @@ impl<D: Device> MockDevice<D> {
         self.state.script.gate().wait_for(n);
     }
 
+    /// Lets every reset hang that is done in two steps, as all are while the device tells that its calls may sleep
+    /// ([`MockDevice::set_attr`]). The thread that calls the job goes on: it is the reset that does not end. Must be undone, for
+    /// what hangs keeps the device.
+    pub fn hold_resets(&self) {
+        self.state.resets.lock().hold = true;
+    }
+
+    /// Resets that hang.
+    pub fn held_resets(&self) -> usize {
+        self.state.resets.lock().held.len()
+    }
+
+    /// Does those that hang, here, and those that come as they come.
+    pub fn release_resets(&self) {
+        let held = {
+            let mut resets = self.state.resets.lock();
+            resets.hold = false;
+            std::mem::take(&mut resets.held)
+        };
+        held.into_iter().for_each(|job| job());
+    }
+
+    fn reset_or_hold(&self, job: ResetJob) {
+        let mut resets = self.state.resets.lock();
+        if resets.hold {
+            resets.held.push(job);
+        } else {
+            drop(resets);
+            job();
+        }
+    }
+
     /// Changes what the device tells about itself, for example that making address handles sleeps.
     pub fn set_attr(&self, change: impl FnOnce(&mut DeviceAttr)) {
         let mut attr = self.attr();
@@ -261,7 +302,8 @@ impl<D: Device> Device for MockDevice<D> {
     fn create_ud_qp(self: &Arc<Self>, init: &QpInit) -> VerbsResult<MockQp<D>> {
         self.run(Call::CreateUdQp, || {
             let inner = self.state.qps.make(Call::CreateUdQp, || self.inner.create_ud_qp(init))?;
-            Ok(MockQp { inner, dev: self.clone() })
+            let (qpn, caps) = (inner.qpn(), inner.caps());
+            Ok(MockQp { inner: Some(inner), away: None, qpn, caps, fd: None, rest: None, dev: self.clone() })
         })
     }
 
@@ -278,62 +320,102 @@ impl<D: Device> Device for MockDevice<D> {
 
 /// A queue pair of a [`MockDevice`].
 pub struct MockQp<D: Device> {
-    // Field order is drop order: the queue pair goes before what may be the last hold on the device.
-    inner: D::UdQp,
+    /// `None` while it is away.
+    inner: Option<D::UdQp>,
+    /// Where it is while it is reset on another thread.
+    away: Option<Away<D::UdQp>>,
+    qpn: Qpn,
+    caps: QpCaps,
+    /// For while it is away.
+    fd: Option<RawFd>,
+    /// See [`UdQp::destroy`].
+    rest: Option<Box<dyn Send>>,
     dev: Arc<MockDevice<D>>,
 }
 
 impl<D: Device> MockQp<D> {
-    /// The queue pair behind.
-    pub fn inner(&mut self) -> &mut D::UdQp {
-        &mut self.inner
+    /// The queue pair behind; `None` while it is away to be reset.
+    pub fn inner(&mut self) -> Option<&mut D::UdQp> {
+        self.inner.as_mut()
     }
 }
 
 impl<D: Device> fmt::Debug for MockQp<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "MockQp({})", self.inner.qpn())
+        write!(f, "MockQp({})", self.qpn)
     }
+}
+
+/// A call of a queue pair that is away to be reset.
+fn busy(call: Call) -> VerbsError {
+    VerbsError::new(call.name(), libc::EBUSY)
 }
 
 impl<D: Device> UdQp for MockQp<D> {
     type Ah = D::Ah;
 
     fn qpn(&self) -> Qpn {
-        self.inner.qpn()
+        self.qpn
     }
 
     fn caps(&self) -> QpCaps {
-        self.inner.caps()
+        self.caps
     }
 
     fn state(&self) -> QpState {
-        self.inner.state()
+        self.inner.as_ref().map_or(QpState::Error, UdQp::state)
     }
 
     fn reset(&mut self) -> VerbsResult<()> {
-        let inner = &mut self.inner;
+        let inner = self.inner.as_mut().ok_or(busy(Call::Reset))?;
         self.dev.run(Call::Reset, || inner.reset())
+    }
+
+    fn begin_reset(&mut self, wake: ResetWaker) -> VerbsResult<Option<ResetJob>> {
+        if !self.dev.attr().ah_create_sleeps {
+            return self.reset().map(|()| None);
+        }
+        let inner = self.inner.take().ok_or(busy(Call::Reset))?;
+        self.fd = inner.event_fd();
+        let dev = self.dev.clone();
+        let work = move |inner: &mut D::UdQp| dev.run(Call::Reset, || inner.reset());
+        let (away, job) = Away::lend(inner, work, wake);
+        self.away = Some(away);
+        let dev = self.dev.clone();
+        Ok(Some(Box::new(move || dev.reset_or_hold(job))))
+    }
+
+    fn finish_reset(&mut self) -> Option<VerbsResult<()>> {
+        let (inner, result) = self.away.as_ref()?.take()?;
+        self.away = None;
+        self.inner = Some(inner);
+        Some(result)
+    }
+
+    fn destroy(mut self, rest: Box<dyn Send>) {
+        self.rest = Some(rest);
     }
 
     fn post_send(&mut self, wr: &SendWr<'_, D::Ah>) -> VerbsResult<()> {
         let inner = &mut self.inner;
-        self.dev.run(Call::PostSend, || inner.post_send(wr))
+        self.dev.run(Call::PostSend, || inner.as_mut().ok_or(busy(Call::PostSend))?.post_send(wr))
     }
 
     fn ring(&mut self) {
         let _ = self.dev.state.script.enter(Call::Ring);
-        self.inner.ring();
+        if let Some(inner) = &mut self.inner {
+            inner.ring();
+        }
     }
 
     fn post_recv(&mut self, bufs: &mut Vec<Buf>) -> VerbsResult<()> {
         let inner = &mut self.inner;
-        self.dev.run(Call::PostRecv, || inner.post_recv(bufs))
+        self.dev.run(Call::PostRecv, || inner.as_mut().ok_or(busy(Call::PostRecv))?.post_recv(bufs))
     }
 
     fn poll_send(&mut self, out: &mut Vec<SendWc>, max: usize) -> usize {
         let _ = self.dev.state.script.enter(Call::PollSend);
-        let n = self.inner.poll_send(out, max);
+        let n = self.inner.as_mut().map_or(0, |inner| inner.poll_send(out, max));
         let mut forced = self.dev.state.send_status.lock();
         let start = out.len() - n;
         for wc in &mut out[start..] {
@@ -345,7 +427,7 @@ impl<D: Device> UdQp for MockQp<D> {
 
     fn poll_recv(&mut self, out: &mut Vec<RecvWc>, max: usize) -> usize {
         let _ = self.dev.state.script.enter(Call::PollRecv);
-        let n = self.inner.poll_recv(out, max);
+        let n = self.inner.as_mut().map_or(0, |inner| inner.poll_recv(out, max));
         let mut forced = self.dev.state.recv_status.lock();
         let start = out.len() - n;
         for wc in &mut out[start..] {
@@ -357,17 +439,29 @@ impl<D: Device> UdQp for MockQp<D> {
 
     fn arm(&mut self, what: ArmFor) -> VerbsResult<ArmResult> {
         let inner = &mut self.inner;
-        self.dev.run(Call::Arm, || inner.arm(what))
+        self.dev.run(Call::Arm, || inner.as_mut().map_or(Ok(ArmResult::Armed), |inner| inner.arm(what)))
     }
 
     fn event_fd(&self) -> Option<RawFd> {
-        self.inner.event_fd()
+        self.inner.as_ref().map_or(self.fd, UdQp::event_fd)
     }
 }
 
 impl<D: Device> Drop for MockQp<D> {
     fn drop(&mut self) {
-        let _ = self.dev.state.script.enter(Call::DestroyUdQp);
-        self.dev.state.qps.sub();
+        let (dev, rest) = (self.dev.clone(), self.rest.take());
+        let end = move |inner: D::UdQp| {
+            let _ = dev.state.script.enter(Call::DestroyUdQp);
+            dev.state.qps.sub();
+            // The queue pair goes before what may be the last hold on the device.
+            drop(inner);
+            drop((rest, dev));
+        };
+        match (self.inner.take(), self.away.take()) {
+            (Some(inner), _) => end(inner),
+            (None, Some(away)) => away.leave(end),
+            // It is in one of the two places.
+            (None, None) => {}
+        }
     }
 }

@@ -1,13 +1,20 @@
 //! Scripts over a simulated device.
 
-use std::{sync::Arc, thread};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+};
 
 use uct::mem::{Block, Buf};
 
 use super::*;
 use crate::{
     device::{
-        Access, AhAttr, ArmFor, AsyncEvent, Device, GlobalRoute, QpInit, SendWr, SoftAv, UdQp, VerbsError, WcStatus,
+        Access, AhAttr, ArmFor, AsyncEvent, Device, GlobalRoute, QpInit, QpState, SendWr, SoftAv, UdQp, VerbsError,
+        WcStatus,
     },
     sim::{SimConfig, SimDevice, SimNet},
     types::{Gid, Lid, QKey},
@@ -176,4 +183,40 @@ fn events_and_attributes_are_overlaid() {
     dev.set_attr(|a| a.ah_create_sleeps = true);
     assert!(dev.attr().ah_create_sleeps && dev.attr().name == "a");
     assert_eq!(dev.query_gids(1).unwrap().len(), 1);
+}
+
+#[test]
+fn a_reset_hangs_where_calls_may_sleep() {
+    let dev = mock();
+    let mut qp = dev.create_ud_qp(&INIT).unwrap();
+    dev.hold_resets();
+    assert!(qp.begin_reset(Arc::new(|| {})).unwrap().is_none(), "done at once");
+    dev.set_attr(|a| a.ah_create_sleeps = true);
+    let woken = Arc::new(AtomicUsize::new(0));
+    let w = woken.clone();
+    let wake = move || {
+        w.fetch_add(1, Ordering::Relaxed);
+    };
+    let job = qp.begin_reset(Arc::new(wake.clone())).unwrap().unwrap();
+    let qpn = qp.qpn();
+    job();
+    assert_eq!((dev.held_resets(), dev.calls(Call::Reset), woken.load(Ordering::Relaxed)), (1, 1, 0));
+    assert_eq!((qp.state(), qp.finish_reset()), (QpState::Error, None));
+    let busy = |call| Err(VerbsError::new(call, libc::EBUSY));
+    let mut bufs = vec![Buf::alloc(64).unwrap()];
+    assert_eq!((qp.reset(), qp.post_recv(&mut bufs), bufs.len()), (busy("modify_qp"), busy("post_recv"), 1));
+    dev.fail_next(Call::Reset, libc::EIO);
+    dev.release_resets();
+    assert_eq!((dev.held_resets(), dev.calls(Call::Reset), woken.load(Ordering::Relaxed)), (0, 2, 1));
+    assert_eq!(qp.finish_reset(), Some(Err(VerbsError::new("modify_qp", libc::EIO))));
+    assert_eq!((qp.state(), qp.qpn()), (QpState::ReadyToSend, qpn), "as it was");
+
+    // Nothing hangs any more; one that is left ends with the reset, and then what it may name.
+    let job = qp.begin_reset(Arc::new(wake)).unwrap().unwrap();
+    let rest = Arc::new(());
+    qp.destroy(Box::new(rest.clone()));
+    assert_eq!((dev.live().qps, Arc::strong_count(&rest)), (1, 2));
+    job();
+    assert_eq!((dev.leaks(), Arc::strong_count(&rest), dev.calls(Call::DestroyUdQp)), (None, 1, 1));
+    assert!(dev.inner().live().is_zero());
 }

@@ -483,8 +483,13 @@ impl Qp {
         check("modify_qp", unsafe { rdma_sys::ibv_modify_qp(self.ptr.as_ptr(), attr, mask as i32) })
     }
 
-    /// Takes it to RESET, where it forgets what is posted.
-    pub(super) fn to_reset(&self) -> VerbsResult<()> {
+    /// Takes it from any state to ready, by RESET, where it forgets what is posted. May sleep.
+    pub(super) fn set_up_again(&self, init: &QpInit) -> VerbsResult<()> {
+        self.to_reset()?;
+        self.to_ready(init)
+    }
+
+    fn to_reset(&self) -> VerbsResult<()> {
         let mut attr = ibv_qp_attr::zero();
         attr.qp_state = ibv_qp_state::IBV_QPS_RESET;
         self.modify(&mut attr, Mask::IBV_QP_STATE.0)

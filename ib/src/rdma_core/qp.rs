@@ -16,9 +16,10 @@ use super::{
     slab::RecvSlab,
 };
 use crate::{
+    away::Away,
     device::{
-        ArmFor, ArmResult, GRH_LEN, QpCaps, QpInit, QpState, RecvWc, SendWc, SendWr, UdQp, VerbsError, VerbsResult,
-        WcStatus,
+        ArmFor, ArmResult, GRH_LEN, QpCaps, QpInit, QpState, RecvWc, ResetJob, ResetWaker, SendWc, SendWr, UdQp,
+        VerbsError, VerbsResult, WcStatus,
     },
     types::Qpn,
 };
@@ -32,7 +33,11 @@ const SGE_MAX: u32 = 16;
 
 /// A UD queue pair. See the [module](super).
 pub struct RdmaQp {
-    qp: Qp,
+    /// `None` while it is away.
+    qp: Option<Qp>,
+    /// Where it is while it is reset on another thread, which then has it to itself.
+    away: Option<Away<Qp>>,
+    qpn: Qpn,
     stage: SendStage,
     recvs: RecvSlab,
     /// Completions that were taken from the device before somebody asked for them.
@@ -48,6 +53,15 @@ pub struct RdmaQp {
     done: u64,
     failed: bool,
     channel: Arc<Channel>,
+    dev: Arc<RdmaDevice>,
+    /// See [`UdQp::destroy`].
+    rest: Option<Box<dyn Send>>,
+}
+
+/// What must not go before the queue pair has gone.
+struct Remains {
+    recvs: RecvSlab,
+    rest: Option<Box<dyn Send>>,
     dev: Arc<RdmaDevice>,
 }
 
@@ -97,7 +111,9 @@ impl RdmaQp {
             if qp.ex().is_some() { "ibv_wr_*" } else { "ibv_post_send" }
         );
         Ok(RdmaQp {
-            qp,
+            qpn: Qpn::truncate(qp.qpn()),
+            qp: Some(qp),
+            away: None,
             stage: SendStage::new(caps.send_sge, caps.inline_len, dev.is_soft_roce()),
             recvs: RecvSlab::new(init.recv_depth),
             ready: Ready::default(),
@@ -112,6 +128,7 @@ impl RdmaQp {
             failed: false,
             channel,
             dev,
+            rest: None,
         })
     }
 
@@ -133,7 +150,8 @@ impl RdmaQp {
     #[cold]
     fn check_state(&mut self) {
         self.dev.expect_event();
-        match self.qp.is_ready() {
+        let Some(qp) = &self.qp else { return };
+        match qp.is_ready() {
             Ok(true) => {}
             Ok(false) => self.failed = true,
             Err(e) => self.fail(&e),
@@ -164,16 +182,48 @@ impl RdmaQp {
 
     #[inline]
     fn flush(&mut self) {
-        if let Err(e) = self.stage.flush(&self.qp) {
+        // Nothing is staged while it is away.
+        if let Some(qp) = &self.qp
+            && let Err(e) = self.stage.flush(qp)
+        {
             self.fail(&e);
         }
+    }
+
+    /// Gives everything back that was posted: what the device has completed comes first, then what it had not.
+    fn after_reset(&mut self, result: VerbsResult<()>) -> VerbsResult<()> {
+        if let Err(e) = result {
+            // What is posted may still be with the device, so it stays.
+            self.fail(&e);
+            return Err(e);
+        }
+        // What completed before does not tell how it is now.
+        self.failed = true;
+        let (mut recvs, mut sends) = (Vec::new(), Vec::new());
+        while self.poll_recv_cq(&mut recvs, CHUNK) == CHUNK {}
+        while self.poll_send_cq(&mut sends, CHUNK) == CHUNK {}
+        self.ready.recv.extend(recvs);
+        let flushed = |buf| RecvWc {
+            buf,
+            byte_len: 0,
+            src_qpn: Qpn::truncate(0),
+            grh: false,
+            solicited: false,
+            status: WcStatus::WrFlush,
+        };
+        self.ready.recv.extend(self.recvs.drain().into_iter().map(flushed));
+        self.ready.send.clear();
+        self.done = self.posted;
+        self.failed = false;
+        Ok(())
     }
 
     fn poll_send_cq(&mut self, out: &mut Vec<SendWc>, max: usize) -> usize {
         let (mut n, mut failed) = (0, false);
         while n < max {
             let want = (max - n).min(CHUNK);
-            let got = match poll_cq(&self.qp.send_cq, &mut self.wcs[..want]) {
+            let Some(qp) = &self.qp else { break };
+            let got = match poll_cq(&qp.send_cq, &mut self.wcs[..want]) {
                 Ok(got) => got,
                 Err(e) => {
                     self.fail(&e);
@@ -200,7 +250,8 @@ impl RdmaQp {
     /// Appends at most `max` completions of the device, and no more than [`CHUNK`]; answers how many.
     #[inline]
     fn poll_recv_cq(&mut self, out: &mut Vec<RecvWc>, max: usize) -> usize {
-        let got = match poll_cq(&self.qp.recv_cq, &mut self.wcs[..max.min(CHUNK)]) {
+        let Some(qp) = &self.qp else { return 0 };
+        let got = match poll_cq(&qp.recv_cq, &mut self.wcs[..max.min(CHUNK)]) {
             Ok(got) => got,
             Err(e) => {
                 self.fail(&e);
@@ -256,6 +307,11 @@ impl RdmaQp {
         }
         n
     }
+}
+
+/// What calls answer that cannot be made while a reset is under way.
+const fn busy(call: &'static str) -> VerbsError {
+    VerbsError::new(call, libc::EBUSY)
 }
 
 #[cold]
@@ -325,7 +381,7 @@ impl UdQp for RdmaQp {
     type Ah = RdmaAh;
 
     fn qpn(&self) -> Qpn {
-        Qpn::truncate(self.qp.qpn())
+        self.qpn
     }
 
     fn caps(&self) -> QpCaps {
@@ -338,32 +394,40 @@ impl UdQp for RdmaQp {
     }
 
     fn reset(&mut self) -> VerbsResult<()> {
+        let Some(qp) = &self.qp else { return Err(busy("modify_qp")) };
         self.stage.clear();
-        self.qp.to_reset()?;
-        // From here on the device touches no buffer. What it has completed comes first, then what it had not.
-        let (mut recvs, mut sends) = (Vec::new(), Vec::new());
-        while self.poll_recv_cq(&mut recvs, CHUNK) == CHUNK {}
-        while self.poll_send_cq(&mut sends, CHUNK) == CHUNK {}
-        self.ready.recv.extend(recvs);
-        let flushed = |buf| RecvWc {
-            buf,
-            byte_len: 0,
-            src_qpn: Qpn::truncate(0),
-            grh: false,
-            solicited: false,
-            status: WcStatus::WrFlush,
-        };
-        self.ready.recv.extend(self.recvs.drain().into_iter().map(flushed));
-        self.ready.send.clear();
-        self.done = self.posted;
-        self.qp.to_ready(&self.init)?;
-        self.failed = false;
-        Ok(())
+        let result = qp.set_up_again(&self.init);
+        self.after_reset(result)
+    }
+
+    fn begin_reset(&mut self, wake: ResetWaker) -> VerbsResult<Option<ResetJob>> {
+        let Some(qp) = self.qp.take() else { return Err(busy("modify_qp")) };
+        self.stage.clear();
+        self.failed = true;
+        let init = self.init;
+        let (away, job) = Away::lend(qp, move |qp| qp.set_up_again(&init), wake);
+        self.away = Some(away);
+        Ok(Some(job))
+    }
+
+    fn finish_reset(&mut self) -> Option<VerbsResult<()>> {
+        let (qp, result) = self.away.as_ref()?.take()?;
+        self.away = None;
+        self.qp = Some(qp);
+        Some(self.after_reset(result))
+    }
+
+    fn destroy(mut self, rest: Box<dyn Send>) {
+        self.rest = Some(rest);
     }
 
     #[inline]
     fn post_send(&mut self, wr: &SendWr<'_, RdmaAh>) -> VerbsResult<()> {
         self.check_send(wr)?;
+        if self.qp.is_none() {
+            cold_path();
+            return Err(busy("post_send"));
+        }
         if self.stage.is_full() {
             self.flush();
         }
@@ -374,7 +438,7 @@ impl UdQp for RdmaQp {
 
     #[inline(always)]
     fn post_send_now(&mut self, wr: &SendWr<'_, RdmaAh>) -> VerbsResult<()> {
-        match self.qp.ex() {
+        match self.qp.as_ref().and_then(Qp::ex) {
             // The provider refuses what is too long and what is too much. So does `check_send`, but who is here has counted.
             Some(ex) if self.stage.is_empty() && wr.sges.len() == 1 => {
                 if !wr.ah.0.is_of(self.dev.pd()) {
@@ -400,6 +464,7 @@ impl UdQp for RdmaQp {
     }
 
     fn post_recv(&mut self, bufs: &mut Vec<Buf>) -> VerbsResult<()> {
+        let Some(qp) = &self.qp else { return Err(busy("post_recv")) };
         loop {
             let (mut n, mut stopped) = (0, None);
             for (wr, sge) in self.recv_wrs.places() {
@@ -421,7 +486,7 @@ impl UdQp for RdmaQp {
                 }
                 n += 1;
             }
-            if let Err((posted, e)) = self.recv_wrs.post(&self.qp, n) {
+            if let Err((posted, e)) = self.recv_wrs.post(qp, n) {
                 let ids = self.recv_wrs.wrs[posted..n].iter().rev();
                 bufs.extend(ids.filter_map(|wr| self.recvs.take(wr.wr_id)));
                 return Err(e);
@@ -459,7 +524,11 @@ impl UdQp for RdmaQp {
             return n;
         }
         self.taken = 0;
-        self.polled = match poll_cq(&self.qp.recv_cq, &mut self.wcs[..max.min(CHUNK)]) {
+        let found = match &self.qp {
+            Some(qp) => poll_cq(&qp.recv_cq, &mut self.wcs[..max.min(CHUNK)]),
+            None => Ok(0),
+        };
+        self.polled = match found {
             Ok(got) => got,
             Err(e) => {
                 cold_path();
@@ -500,11 +569,13 @@ impl UdQp for RdmaQp {
     fn arm(&mut self, what: ArmFor) -> VerbsResult<ArmResult> {
         self.channel.drain();
         let recv = what.intersects(ArmFor::RECV | ArmFor::SOLICITED);
-        if recv {
-            self.qp.recv_cq.notify(!what.contains(ArmFor::RECV))?;
-        }
-        if what.contains(ArmFor::SEND) {
-            self.qp.send_cq.notify(false)?;
+        if let Some(qp) = &self.qp {
+            if recv {
+                qp.recv_cq.notify(!what.contains(ArmFor::RECV))?;
+            }
+            if what.contains(ArmFor::SEND) {
+                qp.send_cq.notify(false)?;
+            }
         }
         // What completed before is not announced.
         if recv && self.ready.recv.is_empty() {
@@ -526,15 +597,32 @@ impl UdQp for RdmaQp {
     }
 }
 
-impl Drop for RdmaQp {
-    fn drop(&mut self) {
-        if let Err(e) = self.qp.destroy()
+impl Remains {
+    /// Ends the queue pair, and then everything else.
+    fn follow(self, mut qp: Qp) {
+        let Remains { mut recvs, rest, dev } = self;
+        if let Err(e) = qp.destroy()
             && !is_gone(e.errno)
-            && self.recvs.len() > 0
+            && recvs.len() > 0
         {
             // The device may still write to them, so they stay allocated for as long as the process lives.
-            warn!("{}: {e}; {} receive buffers are given up", self.dev.name(), self.recvs.len());
-            std::mem::forget(std::mem::replace(&mut self.recvs, RecvSlab::new(0)));
+            warn!("{}: {e}; {} receive buffers are given up", dev.name(), recvs.len());
+            std::mem::forget(std::mem::replace(&mut recvs, RecvSlab::new(0)));
+        }
+        drop(qp);
+        drop((recvs, rest, dev));
+    }
+}
+
+impl Drop for RdmaQp {
+    fn drop(&mut self) {
+        let recvs = std::mem::replace(&mut self.recvs, RecvSlab::new(0));
+        let remains = Remains { recvs, rest: self.rest.take(), dev: self.dev.clone() };
+        match (self.qp.take(), self.away.take()) {
+            (Some(qp), _) => remains.follow(qp),
+            (None, Some(away)) => away.leave(move |qp| remains.follow(qp)),
+            // It is in one of the two places.
+            (None, None) => drop(remains),
         }
     }
 }
