@@ -127,8 +127,8 @@ pub(crate) struct Live<D: Device> {
     /// The domain's event count at the last look.
     pub(crate) events_seen: u64,
     pub(crate) failed: Option<Error>,
-    /// The queue pair is in ERROR until this is set, which is when the GID table has been read.
-    pub(crate) recovering: Option<Arc<AtomicBool>>,
+    /// The queue pair is in ERROR, and what is done about it.
+    pub(crate) recovering: Option<Recovery>,
     /// The endpoints have been told of it.
     pub(crate) endpoints_failed: bool,
     /// A receive completed with an error: look at the state of the queue pair.
@@ -155,6 +155,14 @@ pub(crate) struct Live<D: Device> {
     pub(crate) events_polled: Time,
     /// Ask it in this round.
     pub(crate) look_for_events: bool,
+}
+
+/// What an interface waits for whose queue pair is in ERROR.
+pub(crate) enum Recovery {
+    /// The GID table, which has been read when this is set.
+    Gids(Arc<AtomicBool>),
+    /// The end of the queue pair's reset.
+    Reset,
 }
 
 /// Counters of the glue; the engine and the device have their own.

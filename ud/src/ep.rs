@@ -300,9 +300,14 @@ impl<D: Device> Endpoint for EpShared<D> {
         let begun = match self.usable(&mut st) {
             Ok(live) => {
                 live.tx.unreserve();
-                live.engine
-                    .begin_send(self.id, id.get(), n, SendKind::Copy, true)
-                    .map_err(|r| self.send_refused(live, r, n))
+                // There is one, unless the queue pair has begun to be reset meanwhile.
+                if live.tx.has_credit() {
+                    live.engine
+                        .begin_send(self.id, id.get(), n, SendKind::Copy, true)
+                        .map_err(|r| self.send_refused(live, r, n))
+                } else {
+                    Err(SendError::NoResource)
+                }
             }
             Err(e) => {
                 if let Some(live) = &mut st.live {

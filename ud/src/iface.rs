@@ -32,7 +32,7 @@ use crate::{
     pools::{Pool, Returns, SMALL_LEN},
     port::PortWatch,
     proto::{ConnectOutcome, Engine, EngineConfig, EpStateView, Features, FlushOutcome, Refused},
-    tx::{Retired, Tx},
+    tx::Tx,
     wake::UserWake,
 };
 
@@ -332,16 +332,9 @@ impl<D: Device> Core<D> {
             later.push(Later::Settle(token, Err(ErrorKind::Canceled)));
         }
         let Live { qp, tx, engine, resolving, wcs, ready, small, large, rx, .. } = live;
-        drop(qp);
-        // Now no posted send can name an address handle or read a buffer.
-        for r in tx.into_retired() {
-            match r {
-                Retired::Regions(iov) => later.push(Later::Regions(iov)),
-                Retired::Buf(_) => {}
-            }
-        }
-        drop((engine, resolving, wcs, ready));
-        drop((small, large, rx));
+        // What posted sends may name and read, and what receives write, goes after the queue pair: a reset under way keeps both.
+        qp.destroy(Box::new((tx, engine, small, large, rx)));
+        drop((resolving, wcs, ready));
         if in_callback {
             // As with destroy: nothing of the user's is called inside a callback of his.
             self.state.lock().orphans.append(&mut later);

@@ -18,7 +18,7 @@ use uct::{
 };
 
 use crate::{
-    core::{Core, Live, Resolving},
+    core::{Core, Live, Recovery, Resolving},
     deliver::{Later, Ready},
     gids::OwnGids,
     op::{NETH_LEN, Op, SgeList},
@@ -468,10 +468,18 @@ impl<D: Device> Live<D> {
         polled.events
     }
 
-    /// Takes the queue pair out of the ERROR state. Packets that were flushed count as lost: the protocol sends them
-    /// again, through fresh address handles where the old ones are poisoned.
+    /// Takes the queue pair out of the ERROR state, a step at a time where that may sleep. Packets that were flushed count as
+    /// lost: the protocol sends them again, through fresh address handles where the old ones are poisoned.
+    #[cold]
     fn recover(&mut self, core: &Core<D>) {
-        if self.qp.state() != ib::device::QpState::Error || self.failed.is_some() || core.md.is_lost() {
+        if let Some(Recovery::Reset) = self.recovering {
+            if let Some(result) = self.qp.finish_reset() {
+                self.end_reset(core, result);
+            }
+            return;
+        }
+        let is_over = || self.failed.is_some() || core.md.is_lost() || core.closed.load(Ordering::Relaxed);
+        if self.qp.state() != ib::device::QpState::Error || is_over() {
             return;
         }
         loop {
@@ -489,7 +497,22 @@ impl<D: Device> Live<D> {
             return;
         }
         self.counters.qp_resets += 1;
-        match self.qp.reset() {
+        self.recovering = Some(Recovery::Reset);
+        self.tx.suspend();
+        match self.qp.begin_reset(core.waker.clone()) {
+            Ok(Some(job)) => core.md.ah_cache().run_errand(job),
+            Ok(None) => self.end_reset(core, Ok(())),
+            Err(e) => self.end_reset(core, Err(e)),
+        }
+    }
+
+    /// The queue pair is ready again, or the interface is lost.
+    fn end_reset(&mut self, core: &Core<D>, result: Result<(), VerbsError>) {
+        self.recovering = None;
+        self.tx.resume();
+        // It may have failed because the device is gone, which says more.
+        core.md.poll_events();
+        match result {
             Ok(()) => {
                 tracing::warn!(
                     "{}: queue pair {} fell into the ERROR state and was reset; has a local address been removed?",
@@ -498,10 +521,10 @@ impl<D: Device> Live<D> {
                 );
                 self.tx.flushed();
                 self.engine.handle_tx_done(self.tx.released());
-                core.md.poll_events();
                 self.refresh_links(core);
                 self.refill(core);
             }
+            Err(_) if core.md.is_lost() => self.refresh_links(core),
             Err(e) => self.fail(core, format!("queue pair {} cannot be reset: {e}", self.qp.qpn()), e.errno),
         }
     }
@@ -509,20 +532,18 @@ impl<D: Device> Live<D> {
     /// True if the GID table was read since the queue pair fell into ERROR, so that address handles whose local GID is gone
     /// are known: one of them would take it down again. Where reading may sleep this is false at first.
     fn knows_gids(&mut self, core: &Core<D>) -> bool {
-        let read = self.recovering.get_or_insert_with(|| {
-            let read = Arc::new(AtomicBool::new(false));
-            let (flag, wake) = (read.clone(), core.waker.clone());
-            let then = move || {
-                flag.store(true, Ordering::Release);
-                wake();
-            };
-            core.md.ah_cache().refresh_gids(core.port.port, Some(Arc::new(then)));
-            read
-        });
-        let known = read.load(Ordering::Acquire);
-        if known {
-            self.recovering = None;
+        if let Some(Recovery::Gids(read)) = &self.recovering {
+            return read.load(Ordering::Acquire);
         }
+        let read = Arc::new(AtomicBool::new(false));
+        let (flag, wake) = (read.clone(), core.waker.clone());
+        let then = move || {
+            flag.store(true, Ordering::Release);
+            wake();
+        };
+        core.md.ah_cache().refresh_gids(core.port.port, Some(Arc::new(then)));
+        let known = read.load(Ordering::Acquire);
+        self.recovering = Some(Recovery::Gids(read));
         known
     }
 

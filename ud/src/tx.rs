@@ -272,6 +272,17 @@ impl<D: Device> Tx<D> {
         TxPolled { events, failed }
     }
 
+    /// The queue pair is being reset: there are no credits until [`Tx::resume`], and nothing waits for a ring.
+    pub(crate) fn suspend(&mut self) {
+        self.reserved += self.depth;
+        self.held = 0;
+    }
+
+    /// Undoes [`Tx::suspend`].
+    pub(crate) fn resume(&mut self) {
+        self.reserved = self.reserved.saturating_sub(self.depth);
+    }
+
     /// The queue pair was reset: nothing is in it any more.
     pub(crate) fn flushed(&mut self) {
         self.done = self.posted;
@@ -318,11 +329,6 @@ impl<D: Device> Tx<D> {
     pub(crate) fn release_links(&mut self) {
         let done = self.done;
         while self.links.pop_front_if(|(s, _)| *s <= done).is_some() {}
-    }
-
-    /// Everything retired, released or not, address handles dropped: for after the queue pair is gone.
-    pub(crate) fn into_retired(self) -> impl Iterator<Item = Retired> {
-        self.retired.into_iter().map(|(_, r)| r)
     }
 
     pub(crate) fn caps(&self) -> &QpCaps {

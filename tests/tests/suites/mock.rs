@@ -9,8 +9,8 @@ use std::{
 
 use ib::{
     device::{AsyncEvent, QueueLimits, WcStatus},
-    mock::{Call, MockDevice},
-    sim::SimDevice,
+    mock::{Call, MockDevice, MockLive},
+    sim::{SimConfig, SimDevice},
     types::Mtu,
 };
 use parking_lot::Mutex;
@@ -363,7 +363,14 @@ fn failed_completions_of_a_living_queue_pair_lose_packets_only() {
 
 #[test]
 fn queue_pair_in_error_is_reset_and_goes_on() {
+    for sleeps in [false, true] {
+        queue_pair_in_error_goes_on(sleeps);
+    }
+}
+
+fn queue_pair_in_error_goes_on(sleeps: bool) {
     let (mut w, device) = world("queue_pair_in_error_is_reset_and_goes_on");
+    device.set_attr(|a| a.ah_create_sleeps = sleeps);
     let i = w.add_on(device.clone(), &quick());
     let ep = w.nodes[i].connect(&w.nodes[0]);
     let back = w.nodes[0].connect(&w.nodes[i]);
@@ -416,6 +423,277 @@ fn queue_pair_that_cannot_be_reset_fails_the_interface() {
     };
     assert!(text.contains("cannot be reset") && text.contains("modify_qp") && text.contains("sim1"), "{text}");
     assert_eq!(w.nodes[i].counter("qp.resets"), 1, "it is not tried for ever");
+    drop(ep);
+    assert_clean(w, &device, &text);
+}
+
+/// A world with a good peer at node 0, and the interface under test at node 1, on a device whose calls may sleep and that
+/// reads what it sends after the post.
+fn sleeping(name: &str) -> (World<Mocked>, Device) {
+    let mut w: World<Mocked> = World::new(name);
+    w.add(&quick());
+    let config = w.fabric.0.config();
+    w.fabric.0.next_config = Some(SimConfig { late_sends: Some((1_000, 20_000)), ah_create_sleeps: true, ..config });
+    let device = w.fabric.device();
+    w.add_on(device.clone(), &quick());
+    (w, device)
+}
+
+/// Takes the queue pair under test down, and lets its reset hang.
+#[track_caller]
+fn hang(w: &mut World<Mocked>, device: &Device) {
+    device.hold_resets();
+    device.inner().fail_qps();
+    w.run_until("the reset hangs", |_| device.held_resets() == 1);
+}
+
+/// The user under test calls `progress`, and nobody does what may sleep.
+fn progress_only(w: &World<Mocked>) {
+    for _ in 0..200 {
+        w.nodes[1].worker.progress();
+    }
+}
+
+/// The numbers that came with this id.
+fn numbers(w: &World<Mocked>, node: usize, id: AmId) -> Vec<u64> {
+    let inbox = w.nodes[node].inbox.lock();
+    let number = |data: &[u8]| u64::from_ne_bytes(*data.first_chunk().expect("a number"));
+    inbox.iter().filter(|m| m.id == id.get()).map(|m| number(&m.data)).collect()
+}
+
+#[test]
+fn progress_does_not_reset_a_queue_pair_where_that_may_sleep() {
+    let (mut w, device) = sleeping("progress_does_not_reset_a_queue_pair_where_that_may_sleep");
+    let ep = w.nodes[1].connect(&w.nodes[0]);
+    w.send(|| ep.am_short(ID, 0, b""));
+    w.settle();
+    device.inner().fail_qps();
+    progress_only(&w);
+    // It has asked for the GID table, which somebody who may sleep reads.
+    assert_eq!(w.nodes[1].md.ah_cache().run_jobs(), 1);
+    progress_only(&w);
+    assert_eq!((w.nodes[1].counter("qp.resets"), device.calls(Call::Reset)), (1, 0));
+    assert!(matches!(ep.am_short(ID, 1, b""), Err(SendError::NoResource)));
+    assert_eq!(w.nodes[1].md.ah_cache().run_jobs(), 1);
+    assert_eq!(device.calls(Call::Reset), 1);
+    w.send(|| ep.am_short(ID, 1, b""));
+    w.run_until("it arrives", |w| numbers(w, 0, ID) == [0, 1]);
+    assert_eq!((w.nodes[1].counter("qp.resets"), device.calls(Call::Reset)), (1, 1));
+    drop(ep);
+    assert_clean(w, &device, "after all");
+}
+
+#[test]
+fn while_a_reset_hangs_everything_else_goes_on() {
+    let other = AmId::truncate(2);
+    let (mut w, device) = sleeping("while_a_reset_hangs_everything_else_goes_on");
+    let ep = w.nodes[1].connect(&w.nodes[0]);
+    let doomed = w.nodes[1].connect(&w.nodes[0]);
+    let back = w.nodes[0].connect(&w.nodes[1]);
+    let region = w.nodes[1].md.mem_alloc(64).expect("memory");
+    for k in 0..20 {
+        w.send(|| ep.am_short(ID, k, b""));
+        w.send(|| back.am_short(ID, k, b""));
+    }
+    w.send(|| doomed.am_short(other, 0, b""));
+    w.settle();
+
+    device.hold_resets();
+    device.inner().fail_qps();
+    // What is posted to a queue pair in ERROR, which nobody knows of yet, is sent again later.
+    ep.am_short(ID, 20, b"").expect("accepted");
+    let (comp, status) = Completion::polled();
+    let slices = [region.slice(0..64).expect("a slice")];
+    let posted = doomed.am_zcopy(other, &1u64.to_ne_bytes(), &slices, Some(&comp)).expect("accepted");
+    assert_eq!(posted, Posted::InProgress);
+    drop(comp);
+    w.run_until("the reset hangs", |_| device.held_resets() == 1);
+    let posts = || [Call::PostSend, Call::PostRecv].map(|c| device.calls(c));
+    let before = posts();
+
+    // Sends wait, requests queue up.
+    assert!(matches!(ep.am_short(ID, 99, b""), Err(SendError::NoResource)));
+    assert!(matches!(ep.am_bcopy(ID, &mut |_| panic!("packed in vain")), Err(SendError::NoResource)));
+    assert!(matches!(ep.am_zcopy(ID, b"", &slices, None), Err(SendError::NoResource)));
+    let request = |ep: &dyn uct::Endpoint| match ep.am_short(ID, 21, b"") {
+        Ok(()) => uct::PendingStatus::Done,
+        Err(SendError::NoResource) => uct::PendingStatus::NoResource,
+        Err(SendError::Failed(e)) => panic!("{e}"),
+    };
+    assert!(ep.pending_add(Box::new(request)).is_ok());
+    for k in 20..25 {
+        back.am_short(ID, k, b"").expect("accepted");
+    }
+    // A new endpoint gets its address handle; one that is destroyed settles what it has sent.
+    let late = w.nodes[1].connect(&w.nodes[0]);
+    assert_eq!(status.poll(), None);
+    drop(doomed);
+    assert_eq!(status.poll(), Some(Err(ErrorKind::Canceled)));
+    w.run_for(Duration::from_millis(200));
+    assert!(matches!(late.am_short(other, 2, b""), Err(SendError::NoResource)));
+    assert_eq!((posts(), device.held_resets()), (before, 1), "nothing is posted meanwhile");
+
+    device.release_resets();
+    w.send(|| late.am_short(other, 2, b""));
+    for k in 22..40 {
+        w.send(|| ep.am_short(ID, k, b""));
+    }
+    w.run_until("all arrive", |w| numbers(w, 0, ID).len() >= 40 && numbers(w, 1, ID).len() >= 25);
+    w.settle();
+    w.run_for(Duration::from_millis(200));
+    assert!(numbers(&w, 0, ID).into_iter().eq(0..40), "{:?}", numbers(&w, 0, ID));
+    assert!(numbers(&w, 1, ID).into_iter().eq(0..25), "{:?}", numbers(&w, 1, ID));
+    // Delivered, though it was given up.
+    let mut others = numbers(&w, 0, other);
+    others.sort_unstable();
+    assert_eq!(others, [0, 1, 2]);
+    assert_eq!((w.nodes[1].counter("qp.resets"), device.calls(Call::Reset)), (1, 1));
+    assert!(w.nodes.iter().all(|n| n.failures.lock().is_empty()));
+    let posted = w.nodes[1].counter("rx.buffers_posted");
+    assert!(posted > 4000, "{posted} receives are posted again");
+    drop((ep, late, back, region, slices));
+    assert_clean(w, &device, "after all");
+}
+
+#[test]
+fn a_message_that_is_being_packed_when_a_reset_begins_is_sent_later() {
+    let (mut w, device) = sleeping("a_message_that_is_being_packed_when_a_reset_begins_is_sent_later");
+    let ep = w.nodes[1].connect(&w.nodes[0]);
+    w.send(|| ep.am_short(ID, 0, b""));
+    w.settle();
+    device.hold_resets();
+    device.inner().fail_qps();
+    let sent = ep.am_bcopy(ID, &mut |to| {
+        for _ in 0..100 {
+            w.nodes[1].worker.progress();
+            w.nodes[1].md.ah_cache().run_jobs();
+        }
+        to[..8].copy_from_slice(&1u64.to_ne_bytes());
+        8
+    });
+    assert_eq!(device.held_resets(), 1);
+    assert!(matches!(sent, Err(SendError::NoResource)), "{sent:?}");
+    device.release_resets();
+    w.send(|| ep.am_short(ID, 1, b""));
+    w.run_until("it arrives", |w| numbers(w, 0, ID) == [0, 1]);
+    w.settle();
+    drop(ep);
+    assert_clean(w, &device, "after all");
+}
+
+/// Silence is the peer's fault only while it is asked.
+#[test]
+fn no_peer_is_taken_for_dead_while_a_reset_hangs() {
+    let (mut w, device) = sleeping("no_peer_is_taken_for_dead_while_a_reset_hangs");
+    let ep = w.nodes[1].connect(&w.nodes[0]);
+    w.send(|| ep.am_short(ID, 0, b""));
+    w.settle();
+    device.hold_resets();
+    device.inner().fail_qps();
+    ep.am_short(ID, 1, b"").expect("accepted");
+    // Ten times the time-out.
+    w.run_for(Duration::from_secs(5));
+    assert_eq!(device.held_resets(), 1);
+    device.release_resets();
+    w.run_until("it arrives", |w| numbers(w, 0, ID) == [0, 1]);
+    w.settle();
+    assert!(w.nodes.iter().all(|n| n.failures.lock().is_empty()));
+    drop(ep);
+    assert_clean(w, &device, "after all");
+}
+
+#[test]
+fn an_interface_can_be_closed_while_its_queue_pair_is_reset() {
+    // Before anybody has come to the reset; while it hangs; when it is over and nobody knows yet.
+    for stage in 0..3 {
+        let at = format!("stage {stage}");
+        let (mut w, device) = sleeping("an_interface_can_be_closed_while_its_queue_pair_is_reset");
+        let ep = w.nodes[1].connect(&w.nodes[0]);
+        w.send(|| ep.am_short(ID, 0, b""));
+        w.settle();
+        let had = device.live();
+        let region = w.nodes[1].md.mem_alloc(64).expect("memory");
+        device.hold_resets();
+        device.inner().fail_qps();
+        let (comp, status) = Completion::polled();
+        let slices = [region.slice(0..64).expect("a slice")];
+        let posted = ep.am_zcopy(ID, &1u64.to_ne_bytes(), &slices, Some(&comp)).expect("accepted");
+        assert_eq!(posted, Posted::InProgress);
+        drop((comp, slices, region));
+        if stage == 0 {
+            progress_only(&w);
+            w.nodes[1].md.ah_cache().run_jobs();
+            progress_only(&w);
+        } else {
+            w.run_until("the reset hangs", |_| device.held_resets() == 1);
+        }
+        if stage == 2 {
+            device.release_resets();
+        }
+        assert_eq!(w.nodes[1].counter("qp.resets"), 1, "{at}");
+        w.nodes[1].iface = None;
+        assert_eq!(status.poll(), Some(Err(ErrorKind::Canceled)), "{at}");
+        drop(ep);
+        if stage < 2 {
+            // The queue pair is with somebody else, and may read and write what it was given.
+            assert_eq!((device.calls(Call::DestroyUdQp), device.live()), (0, had), "{at}");
+            // That keeps nobody from closing the domain.
+            w.nodes.pop();
+            let left = if stage == 0 { MockLive::default() } else { had };
+            assert_eq!(device.live(), left, "{at}");
+            device.release_resets();
+        }
+        assert_eq!((device.calls(Call::DestroyUdQp), device.calls(Call::Reset)), (1, u64::from(stage > 0)), "{at}");
+        assert_clean(w, &device, &at);
+    }
+}
+
+#[test]
+fn a_reset_that_fails_after_a_while_fails_the_interface() {
+    // By itself, and because the device is gone, which says more.
+    for gone in [false, true] {
+        let (mut w, device) = sleeping("a_reset_that_fails_after_a_while_fails_the_interface");
+        let ep = w.nodes[1].connect(&w.nodes[0]);
+        w.send(|| ep.am_short(ID, 0, b""));
+        w.settle();
+        hang(&mut w, &device);
+        device.fail_always(Call::Reset, Some(EIO));
+        if gone {
+            device.inject_event(AsyncEvent::DeviceFatal);
+        }
+        device.release_resets();
+        w.run_until("it is told", |w| !w.nodes[1].failures.lock().is_empty());
+        let error = w.nodes[1].failures.lock()[0].error.clone();
+        let text = error.to_string();
+        assert_eq!((error.kind(), error.scope(), error.errno()), (ErrorKind::Io, Scope::Interface, Some(EIO)));
+        let words: &[&str] = if gone { &["the device is gone"] } else { &["cannot be reset", "modify_qp"] };
+        assert!(words.iter().chain(&["sim1", "open it again"]).all(|part| text.contains(part)), "{text}");
+        assert!(matches!(ep.am_short(ID, 2, b""), Err(SendError::Failed(_))));
+        w.run_for(Duration::from_secs(1));
+        assert_eq!((w.nodes[1].counter("qp.resets"), device.calls(Call::Reset)), (1, 1), "not tried for ever");
+        assert_eq!(w.nodes[1].failures.lock().len(), 1);
+        drop(ep);
+        assert_clean(w, &device, &text);
+    }
+}
+
+#[test]
+fn a_device_that_goes_while_a_reset_hangs_is_told_at_once() {
+    let (mut w, device) = sleeping("a_device_that_goes_while_a_reset_hangs_is_told_at_once");
+    let ep = w.nodes[1].connect(&w.nodes[0]);
+    w.send(|| ep.am_short(ID, 0, b""));
+    w.settle();
+    hang(&mut w, &device);
+    device.inject_event(AsyncEvent::DeviceFatal);
+    device.fail_always(Call::Reset, Some(EIO));
+    progress_only(&w);
+    assert_eq!(w.nodes[1].failures.lock().len(), 1);
+    let text = w.nodes[1].failures.lock()[0].error.to_string();
+    assert!(text.contains("sim1") && text.contains("the device is gone"), "{text}");
+    assert_eq!(device.held_resets(), 1);
+    // It may come to its end before or after the user closes everything.
+    w.nodes[1].iface = None;
+    device.release_resets();
     drop(ep);
     assert_clean(w, &device, &text);
 }
@@ -519,7 +797,8 @@ fn limit_of_address_handles_is_an_error_of_the_endpoint() {
     assert_clean(w, &device, "after all");
 }
 
-/// A device whose calls may sleep: while only `progress` and the user's calls run, none of them is made.
+/// A device whose calls may sleep: while only `progress` and the user's calls run, none of them is made. Resets have tests of
+/// their own.
 #[test]
 fn nothing_that_may_sleep_is_called_by_progress() {
     const MAY_SLEEP: [Call; 5] = [Call::QueryPort, Call::QueryGids, Call::CreateAh, Call::DestroyAh, Call::RegMr];
