@@ -174,8 +174,8 @@ pub(super) struct Granted {
     pub(super) room: u16,
     /// Connected, not lingering, and nothing is kept beyond a gap.
     pub(super) hears: bool,
-    /// The ack of one message changes nothing but the window: no loss is being repaired, nobody waits for room, and the
-    /// interval that runs may be left alone ([`Is::FIRST_TICK`]).
+    /// The ack of one message changes nothing but the window: no loss is being repaired, nobody waits for room, and there is an
+    /// interval that runs and may be left alone ([`Is::FIRST_TICK`]).
     pub(super) acks: bool,
 }
 
@@ -374,6 +374,7 @@ impl<L, R> Ep<L, R> {
             room: if may_send { self.quiet_room() } else { 0 },
             hears: is_up && self.held.is_none(),
             acks: self.is.contains(Is::FIRST_TICK)
+                && self.tick_at != Time::MAX
                 && self.stalls == 0
                 && self.resends == 0
                 && !self.is.intersects(Is::LOSS_EPISODE | Is::WANT_WRITABLE)
