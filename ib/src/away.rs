@@ -1,6 +1,6 @@
-//! [`Away`]: a queue pair that another thread has to itself for a while, because what is done to it there may sleep.
+//! [`Lendable`]: a queue pair that another thread has to itself for a while, because what is done to it there may sleep.
 //!
-//! Whoever lends it keeps an `Away` in its place. Nothing can be posted to it, polled from it or destroyed under the other
+//! Whoever lends it keeps an [`Away`] in its place. Nothing can be posted to it, polled from it or destroyed under the other
 //! thread's feet, for it is not here. An owner who cannot wait [leaves](Away::leave) instead, and the other thread ends it.
 
 use std::{mem, sync::Arc};
@@ -8,6 +8,75 @@ use std::{mem, sync::Arc};
 use parking_lot::Mutex;
 
 use crate::device::{ResetJob, ResetWaker, VerbsError, VerbsResult};
+
+/// What calls answer that cannot be made while the queue pair is away.
+pub(crate) const fn busy(call: &'static str) -> VerbsError {
+    VerbsError::new(call, libc::EBUSY)
+}
+
+/// A queue pair as its owner has it.
+pub(crate) enum Lendable<Q> {
+    Here(Q),
+    Away(Away<Q>),
+    /// See [`Lendable::end`].
+    Ended,
+}
+
+impl<Q: Send + 'static> Lendable<Q> {
+    /// `None` while it is away.
+    #[inline]
+    pub(crate) fn get(&self) -> Option<&Q> {
+        match self {
+            Lendable::Here(qp) => Some(qp),
+            _ => None,
+        }
+    }
+
+    /// `None` while it is away.
+    #[inline]
+    pub(crate) fn get_mut(&mut self) -> Option<&mut Q> {
+        match self {
+            Lendable::Here(qp) => Some(qp),
+            _ => None,
+        }
+    }
+
+    /// Lends it, see [`Away::lend`]. `None` if it is away.
+    pub(crate) fn lend(
+        &mut self,
+        work: impl FnOnce(&mut Q) -> VerbsResult<()> + Send + 'static,
+        wake: ResetWaker,
+    ) -> Option<ResetJob> {
+        match mem::replace(self, Lendable::Ended) {
+            Lendable::Here(qp) => {
+                let (away, job) = Away::lend(qp, work, wake);
+                *self = Lendable::Away(away);
+                Some(job)
+            }
+            other => {
+                *self = other;
+                None
+            }
+        }
+    }
+
+    /// Takes it back and says what came of it, once the other thread is done with it.
+    pub(crate) fn take_back(&mut self) -> Option<VerbsResult<()>> {
+        let Lendable::Away(away) = self else { return None };
+        let (qp, result) = away.take()?;
+        *self = Lendable::Here(qp);
+        Some(result)
+    }
+
+    /// Lets `end` have it: here, or where it is, when that is done with it.
+    pub(crate) fn end(&mut self, end: impl FnOnce(Q) + Send + 'static) {
+        match mem::replace(self, Lendable::Ended) {
+            Lendable::Here(qp) => end(qp),
+            Lendable::Away(away) => away.leave(end),
+            Lendable::Ended => {}
+        }
+    }
+}
 
 /// The owner's end. Dropping it without [`Away::take`] or [`Away::leave`] lets the queue pair be dropped where it is.
 pub(crate) struct Away<Q>(Arc<Mutex<Place<Q>>>);

@@ -15,7 +15,7 @@ use uct::mem::{Block, Buf};
 
 use super::script::{Call, MockLive, Script};
 use crate::{
-    away::Away,
+    away::{Lendable, busy},
     device::{
         Access, AhAttr, ArmFor, ArmResult, AsyncEvent, Device, DeviceAttr, GidEntry, MrKeys, PortAttr, QpCaps, QpInit,
         QpState, QueueLimits, RecvWc, ResetJob, ResetWaker, SendWc, SendWr, UdQp, VerbsError, VerbsResult, WcStatus,
@@ -303,7 +303,7 @@ impl<D: Device> Device for MockDevice<D> {
         self.run(Call::CreateUdQp, || {
             let inner = self.state.qps.make(Call::CreateUdQp, || self.inner.create_ud_qp(init))?;
             let (qpn, caps) = (inner.qpn(), inner.caps());
-            Ok(MockQp { inner: Some(inner), away: None, qpn, caps, fd: None, rest: None, dev: self.clone() })
+            Ok(MockQp { inner: Lendable::Here(inner), qpn, caps, fd: None, rest: None, dev: self.clone() })
         })
     }
 
@@ -320,10 +320,7 @@ impl<D: Device> Device for MockDevice<D> {
 
 /// A queue pair of a [`MockDevice`].
 pub struct MockQp<D: Device> {
-    /// `None` while it is away.
-    inner: Option<D::UdQp>,
-    /// Where it is while it is reset on another thread.
-    away: Option<Away<D::UdQp>>,
+    inner: Lendable<D::UdQp>,
     qpn: Qpn,
     caps: QpCaps,
     /// For while it is away.
@@ -336,7 +333,7 @@ pub struct MockQp<D: Device> {
 impl<D: Device> MockQp<D> {
     /// The queue pair behind; `None` while it is away to be reset.
     pub fn inner(&mut self) -> Option<&mut D::UdQp> {
-        self.inner.as_mut()
+        self.inner.get_mut()
     }
 }
 
@@ -344,11 +341,6 @@ impl<D: Device> fmt::Debug for MockQp<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "MockQp({})", self.qpn)
     }
-}
-
-/// A call of a queue pair that is away to be reset.
-fn busy(call: Call) -> VerbsError {
-    VerbsError::new(call.name(), libc::EBUSY)
 }
 
 impl<D: Device> UdQp for MockQp<D> {
@@ -363,11 +355,11 @@ impl<D: Device> UdQp for MockQp<D> {
     }
 
     fn state(&self) -> QpState {
-        self.inner.as_ref().map_or(QpState::Error, UdQp::state)
+        self.inner.get().map_or(QpState::Error, UdQp::state)
     }
 
     fn reset(&mut self) -> VerbsResult<()> {
-        let inner = self.inner.as_mut().ok_or(busy(Call::Reset))?;
+        let inner = self.inner.get_mut().ok_or(busy(Call::Reset.name()))?;
         self.dev.run(Call::Reset, || inner.reset())
     }
 
@@ -375,21 +367,16 @@ impl<D: Device> UdQp for MockQp<D> {
         if !self.dev.attr().ah_create_sleeps {
             return self.reset().map(|()| None);
         }
-        let inner = self.inner.take().ok_or(busy(Call::Reset))?;
-        self.fd = inner.event_fd();
+        self.fd = self.event_fd();
         let dev = self.dev.clone();
         let work = move |inner: &mut D::UdQp| dev.run(Call::Reset, || inner.reset());
-        let (away, job) = Away::lend(inner, work, wake);
-        self.away = Some(away);
+        let job = self.inner.lend(work, wake).ok_or(busy(Call::Reset.name()))?;
         let dev = self.dev.clone();
         Ok(Some(Box::new(move || dev.reset_or_hold(job))))
     }
 
     fn finish_reset(&mut self) -> Option<VerbsResult<()>> {
-        let (inner, result) = self.away.as_ref()?.take()?;
-        self.away = None;
-        self.inner = Some(inner);
-        Some(result)
+        self.inner.take_back()
     }
 
     fn destroy(mut self, rest: Box<dyn Send>) {
@@ -398,24 +385,24 @@ impl<D: Device> UdQp for MockQp<D> {
 
     fn post_send(&mut self, wr: &SendWr<'_, D::Ah>) -> VerbsResult<()> {
         let inner = &mut self.inner;
-        self.dev.run(Call::PostSend, || inner.as_mut().ok_or(busy(Call::PostSend))?.post_send(wr))
+        self.dev.run(Call::PostSend, || inner.get_mut().ok_or(busy(Call::PostSend.name()))?.post_send(wr))
     }
 
     fn ring(&mut self) {
         let _ = self.dev.state.script.enter(Call::Ring);
-        if let Some(inner) = &mut self.inner {
+        if let Some(inner) = self.inner.get_mut() {
             inner.ring();
         }
     }
 
     fn post_recv(&mut self, bufs: &mut Vec<Buf>) -> VerbsResult<()> {
         let inner = &mut self.inner;
-        self.dev.run(Call::PostRecv, || inner.as_mut().ok_or(busy(Call::PostRecv))?.post_recv(bufs))
+        self.dev.run(Call::PostRecv, || inner.get_mut().ok_or(busy(Call::PostRecv.name()))?.post_recv(bufs))
     }
 
     fn poll_send(&mut self, out: &mut Vec<SendWc>, max: usize) -> usize {
         let _ = self.dev.state.script.enter(Call::PollSend);
-        let n = self.inner.as_mut().map_or(0, |inner| inner.poll_send(out, max));
+        let n = self.inner.get_mut().map_or(0, |inner| inner.poll_send(out, max));
         let mut forced = self.dev.state.send_status.lock();
         let start = out.len() - n;
         for wc in &mut out[start..] {
@@ -427,7 +414,7 @@ impl<D: Device> UdQp for MockQp<D> {
 
     fn poll_recv(&mut self, out: &mut Vec<RecvWc>, max: usize) -> usize {
         let _ = self.dev.state.script.enter(Call::PollRecv);
-        let n = self.inner.as_mut().map_or(0, |inner| inner.poll_recv(out, max));
+        let n = self.inner.get_mut().map_or(0, |inner| inner.poll_recv(out, max));
         let mut forced = self.dev.state.recv_status.lock();
         let start = out.len() - n;
         for wc in &mut out[start..] {
@@ -439,11 +426,11 @@ impl<D: Device> UdQp for MockQp<D> {
 
     fn arm(&mut self, what: ArmFor) -> VerbsResult<ArmResult> {
         let inner = &mut self.inner;
-        self.dev.run(Call::Arm, || inner.as_mut().map_or(Ok(ArmResult::Armed), |inner| inner.arm(what)))
+        self.dev.run(Call::Arm, || inner.get_mut().map_or(Ok(ArmResult::Armed), |inner| inner.arm(what)))
     }
 
     fn event_fd(&self) -> Option<RawFd> {
-        self.inner.as_ref().map_or(self.fd, UdQp::event_fd)
+        self.inner.get().map_or(self.fd, UdQp::event_fd)
     }
 }
 
@@ -457,11 +444,6 @@ impl<D: Device> Drop for MockQp<D> {
             drop(inner);
             drop((rest, dev));
         };
-        match (self.inner.take(), self.away.take()) {
-            (Some(inner), _) => end(inner),
-            (None, Some(away)) => away.leave(end),
-            // It is in one of the two places.
-            (None, None) => {}
-        }
+        self.inner.end(end);
     }
 }

@@ -16,7 +16,7 @@ use super::{
     slab::RecvSlab,
 };
 use crate::{
-    away::Away,
+    away::{Lendable, busy},
     device::{
         ArmFor, ArmResult, GRH_LEN, QpCaps, QpInit, QpState, RecvWc, ResetJob, ResetWaker, SendWc, SendWr, UdQp,
         VerbsError, VerbsResult, WcStatus,
@@ -33,10 +33,8 @@ const SGE_MAX: u32 = 16;
 
 /// A UD queue pair. See the [module](super).
 pub struct RdmaQp {
-    /// `None` while it is away.
-    qp: Option<Qp>,
-    /// Where it is while it is reset on another thread, which then has it to itself.
-    away: Option<Away<Qp>>,
+    /// Away while it is reset on another thread, which then has it to itself.
+    qp: Lendable<Qp>,
     qpn: Qpn,
     stage: SendStage,
     recvs: RecvSlab,
@@ -112,8 +110,7 @@ impl RdmaQp {
         );
         Ok(RdmaQp {
             qpn: Qpn::truncate(qp.qpn()),
-            qp: Some(qp),
-            away: None,
+            qp: Lendable::Here(qp),
             stage: SendStage::new(caps.send_sge, caps.inline_len, dev.is_soft_roce()),
             recvs: RecvSlab::new(init.recv_depth),
             ready: Ready::default(),
@@ -150,7 +147,7 @@ impl RdmaQp {
     #[cold]
     fn check_state(&mut self) {
         self.dev.expect_event();
-        let Some(qp) = &self.qp else { return };
+        let Some(qp) = self.qp.get() else { return };
         match qp.is_ready() {
             Ok(true) => {}
             Ok(false) => self.failed = true,
@@ -183,7 +180,7 @@ impl RdmaQp {
     #[inline]
     fn flush(&mut self) {
         // Nothing is staged while it is away.
-        if let Some(qp) = &self.qp
+        if let Some(qp) = self.qp.get()
             && let Err(e) = self.stage.flush(qp)
         {
             self.fail(&e);
@@ -222,7 +219,7 @@ impl RdmaQp {
         let (mut n, mut failed) = (0, false);
         while n < max {
             let want = (max - n).min(CHUNK);
-            let Some(qp) = &self.qp else { break };
+            let Some(qp) = self.qp.get() else { break };
             let got = match poll_cq(&qp.send_cq, &mut self.wcs[..want]) {
                 Ok(got) => got,
                 Err(e) => {
@@ -250,7 +247,7 @@ impl RdmaQp {
     /// Appends at most `max` completions of the device, and no more than [`CHUNK`]; answers how many.
     #[inline]
     fn poll_recv_cq(&mut self, out: &mut Vec<RecvWc>, max: usize) -> usize {
-        let Some(qp) = &self.qp else { return 0 };
+        let Some(qp) = self.qp.get() else { return 0 };
         let got = match poll_cq(&qp.recv_cq, &mut self.wcs[..max.min(CHUNK)]) {
             Ok(got) => got,
             Err(e) => {
@@ -307,11 +304,6 @@ impl RdmaQp {
         }
         n
     }
-}
-
-/// What calls answer that cannot be made while a reset is under way.
-const fn busy(call: &'static str) -> VerbsError {
-    VerbsError::new(call, libc::EBUSY)
 }
 
 #[cold]
@@ -394,26 +386,22 @@ impl UdQp for RdmaQp {
     }
 
     fn reset(&mut self) -> VerbsResult<()> {
-        let Some(qp) = &self.qp else { return Err(busy("modify_qp")) };
+        let Some(qp) = self.qp.get() else { return Err(busy("modify_qp")) };
         self.stage.clear();
         let result = qp.set_up_again(&self.init);
         self.after_reset(result)
     }
 
     fn begin_reset(&mut self, wake: ResetWaker) -> VerbsResult<Option<ResetJob>> {
-        let Some(qp) = self.qp.take() else { return Err(busy("modify_qp")) };
+        let init = self.init;
+        let job = self.qp.lend(move |qp| qp.set_up_again(&init), wake).ok_or(busy("modify_qp"))?;
         self.stage.clear();
         self.failed = true;
-        let init = self.init;
-        let (away, job) = Away::lend(qp, move |qp| qp.set_up_again(&init), wake);
-        self.away = Some(away);
         Ok(Some(job))
     }
 
     fn finish_reset(&mut self) -> Option<VerbsResult<()>> {
-        let (qp, result) = self.away.as_ref()?.take()?;
-        self.away = None;
-        self.qp = Some(qp);
+        let result = self.qp.take_back()?;
         Some(self.after_reset(result))
     }
 
@@ -424,7 +412,7 @@ impl UdQp for RdmaQp {
     #[inline]
     fn post_send(&mut self, wr: &SendWr<'_, RdmaAh>) -> VerbsResult<()> {
         self.check_send(wr)?;
-        if self.qp.is_none() {
+        if self.qp.get().is_none() {
             cold_path();
             return Err(busy("post_send"));
         }
@@ -438,7 +426,7 @@ impl UdQp for RdmaQp {
 
     #[inline(always)]
     fn post_send_now(&mut self, wr: &SendWr<'_, RdmaAh>) -> VerbsResult<()> {
-        match self.qp.as_ref().and_then(Qp::ex) {
+        match self.qp.get().and_then(Qp::ex) {
             // The provider refuses what is too long and what is too much. So does `check_send`, but who is here has counted.
             Some(ex) if self.stage.is_empty() && wr.sges.len() == 1 => {
                 if !wr.ah.0.is_of(self.dev.pd()) {
@@ -464,7 +452,7 @@ impl UdQp for RdmaQp {
     }
 
     fn post_recv(&mut self, bufs: &mut Vec<Buf>) -> VerbsResult<()> {
-        let Some(qp) = &self.qp else { return Err(busy("post_recv")) };
+        let Some(qp) = self.qp.get() else { return Err(busy("post_recv")) };
         loop {
             let (mut n, mut stopped) = (0, None);
             for (wr, sge) in self.recv_wrs.places() {
@@ -524,7 +512,7 @@ impl UdQp for RdmaQp {
             return n;
         }
         self.taken = 0;
-        let found = match &self.qp {
+        let found = match self.qp.get() {
             Some(qp) => poll_cq(&qp.recv_cq, &mut self.wcs[..max.min(CHUNK)]),
             None => Ok(0),
         };
@@ -569,7 +557,7 @@ impl UdQp for RdmaQp {
     fn arm(&mut self, what: ArmFor) -> VerbsResult<ArmResult> {
         self.channel.drain();
         let recv = what.intersects(ArmFor::RECV | ArmFor::SOLICITED);
-        if let Some(qp) = &self.qp {
+        if let Some(qp) = self.qp.get() {
             if recv {
                 qp.recv_cq.notify(!what.contains(ArmFor::RECV))?;
             }
@@ -618,12 +606,7 @@ impl Drop for RdmaQp {
     fn drop(&mut self) {
         let recvs = std::mem::replace(&mut self.recvs, RecvSlab::new(0));
         let remains = Remains { recvs, rest: self.rest.take(), dev: self.dev.clone() };
-        match (self.qp.take(), self.away.take()) {
-            (Some(qp), _) => remains.follow(qp),
-            (None, Some(away)) => away.leave(move |qp| remains.follow(qp)),
-            // It is in one of the two places.
-            (None, None) => drop(remains),
-        }
+        self.qp.end(move |qp| remains.follow(qp));
     }
 }
 
