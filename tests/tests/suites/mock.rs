@@ -439,6 +439,15 @@ fn sleeping(name: &str) -> (World<Mocked>, Device) {
     (w, device)
 }
 
+/// [`sleeping`], with an endpoint to the good peer that has sent message 0.
+fn connected(name: &str) -> (World<Mocked>, Device, uct::Ep) {
+    let (mut w, device) = sleeping(name);
+    let ep = w.nodes[1].connect(&w.nodes[0]);
+    w.send(|| ep.am_short(ID, 0, b""));
+    w.settle();
+    (w, device, ep)
+}
+
 /// Takes the queue pair under test down, and lets its reset hang.
 #[track_caller]
 fn hang(w: &mut World<Mocked>, device: &Device) {
@@ -463,10 +472,7 @@ fn numbers(w: &World<Mocked>, node: usize, id: AmId) -> Vec<u64> {
 
 #[test]
 fn progress_does_not_reset_a_queue_pair_where_that_may_sleep() {
-    let (mut w, device) = sleeping("progress_does_not_reset_a_queue_pair_where_that_may_sleep");
-    let ep = w.nodes[1].connect(&w.nodes[0]);
-    w.send(|| ep.am_short(ID, 0, b""));
-    w.settle();
+    let (mut w, device, ep) = connected("progress_does_not_reset_a_queue_pair_where_that_may_sleep");
     device.inner().fail_qps();
     progress_only(&w);
     // It has asked for the GID table, which somebody who may sleep reads.
@@ -557,10 +563,7 @@ fn while_a_reset_hangs_everything_else_goes_on() {
 
 #[test]
 fn a_message_that_is_being_packed_when_a_reset_begins_is_sent_later() {
-    let (mut w, device) = sleeping("a_message_that_is_being_packed_when_a_reset_begins_is_sent_later");
-    let ep = w.nodes[1].connect(&w.nodes[0]);
-    w.send(|| ep.am_short(ID, 0, b""));
-    w.settle();
+    let (mut w, device, ep) = connected("a_message_that_is_being_packed_when_a_reset_begins_is_sent_later");
     device.hold_resets();
     device.inner().fail_qps();
     let sent = ep.am_bcopy(ID, &mut |to| {
@@ -584,10 +587,7 @@ fn a_message_that_is_being_packed_when_a_reset_begins_is_sent_later() {
 /// Silence is the peer's fault only while it is asked.
 #[test]
 fn no_peer_is_taken_for_dead_while_a_reset_hangs() {
-    let (mut w, device) = sleeping("no_peer_is_taken_for_dead_while_a_reset_hangs");
-    let ep = w.nodes[1].connect(&w.nodes[0]);
-    w.send(|| ep.am_short(ID, 0, b""));
-    w.settle();
+    let (mut w, device, ep) = connected("no_peer_is_taken_for_dead_while_a_reset_hangs");
     device.hold_resets();
     device.inner().fail_qps();
     ep.am_short(ID, 1, b"").expect("accepted");
@@ -607,10 +607,7 @@ fn an_interface_can_be_closed_while_its_queue_pair_is_reset() {
     // Before anybody has come to the reset; while it hangs; when it is over and nobody knows yet.
     for stage in 0..3 {
         let at = format!("stage {stage}");
-        let (mut w, device) = sleeping("an_interface_can_be_closed_while_its_queue_pair_is_reset");
-        let ep = w.nodes[1].connect(&w.nodes[0]);
-        w.send(|| ep.am_short(ID, 0, b""));
-        w.settle();
+        let (mut w, device, ep) = connected("an_interface_can_be_closed_while_its_queue_pair_is_reset");
         let had = device.live();
         let region = w.nodes[1].md.mem_alloc(64).expect("memory");
         device.hold_resets();
@@ -652,10 +649,7 @@ fn an_interface_can_be_closed_while_its_queue_pair_is_reset() {
 fn a_reset_that_fails_after_a_while_fails_the_interface() {
     // By itself, and because the device is gone, which says more.
     for gone in [false, true] {
-        let (mut w, device) = sleeping("a_reset_that_fails_after_a_while_fails_the_interface");
-        let ep = w.nodes[1].connect(&w.nodes[0]);
-        w.send(|| ep.am_short(ID, 0, b""));
-        w.settle();
+        let (mut w, device, ep) = connected("a_reset_that_fails_after_a_while_fails_the_interface");
         hang(&mut w, &device);
         device.fail_always(Call::Reset, Some(EIO));
         if gone {
@@ -679,10 +673,7 @@ fn a_reset_that_fails_after_a_while_fails_the_interface() {
 
 #[test]
 fn a_device_that_goes_while_a_reset_hangs_is_told_at_once() {
-    let (mut w, device) = sleeping("a_device_that_goes_while_a_reset_hangs_is_told_at_once");
-    let ep = w.nodes[1].connect(&w.nodes[0]);
-    w.send(|| ep.am_short(ID, 0, b""));
-    w.settle();
+    let (mut w, device, ep) = connected("a_device_that_goes_while_a_reset_hangs_is_told_at_once");
     hang(&mut w, &device);
     device.inject_event(AsyncEvent::DeviceFatal);
     device.fail_always(Call::Reset, Some(EIO));
