@@ -361,18 +361,23 @@ impl<L, R> Ep<L, R> {
         (self.srtt * 4 * patience).clamp(tick0 / EARLY_MAX * patience, tick0)
     }
 
-    /// What can be granted now.
-    pub(super) fn grants(&self) -> Granted {
-        let is_up = self.state == State::Connected && !self.is_lingering();
+    /// Whether the endpoint's state lets data out, window and budget aside.
+    #[inline]
+    pub(super) fn lets_data_out(&self) -> bool {
         // Data must not overtake an owed CREP: if it were lost, the CREP would make the peer's head jump over it
         // (`docs/ud-protocol.md` "CREP first").
-        let may_send = is_up
-            && self.link.is_live()
+        self.state == State::Connected
+            && !self.is_lingering()
             && !self.is.intersects(Is::CANCELED | Is::PEER_CLOSED)
-            && !self.owed.intersects(Owed::CREP | Owed::ACK_REQ);
+            && !self.owed.contains(Owed::CREP)
+    }
+
+    /// What can be granted now.
+    pub(super) fn grants(&self) -> Granted {
+        let may_send = self.lets_data_out() && self.link.is_live() && !self.owed.contains(Owed::ACK_REQ);
         Granted {
             room: if may_send { self.quiet_room() } else { 0 },
-            hears: is_up && self.held.is_none(),
+            hears: self.state == State::Connected && !self.is_lingering() && self.held.is_none(),
             acks: self.is.contains(Is::FIRST_TICK)
                 && self.tick_at != Time::MAX
                 && self.stalls == 0
@@ -401,15 +406,16 @@ impl<L, R> Ep<L, R> {
         self.psn.since(self.acked) == self.quarter() || !self.psn.next().is_before(self.max_psn)
     }
 
-    /// Grants messages anew: none if something is in their way, or the first of them is to ask for an ack.
+    /// Grants messages anew; false: something is in their way, or the first of them is to ask for an ack.
     #[cold]
     #[inline(never)]
-    pub(super) fn grant_room(&mut self) {
+    pub(super) fn grant_room(&mut self) -> bool {
         self.granted.room = self.grants().room;
         if self.psn.since(self.acked) > self.quarter() {
             // An ack could bring back to here the number that asks.
             self.granted.acks = false;
         }
+        self.granted.room > 0
     }
 
     /// Grants receiving anew, if nothing is in its way; answers that.

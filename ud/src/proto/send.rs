@@ -81,25 +81,17 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         debug_assert!(am_id <= 31, "{am_id}");
         let Some(e) = self.eps.plain_mut(ep.slot) else { return rare() };
         let Some(peer) = self.peers.get_mut(e.peer) else { return rare() };
-        let Link::Live(link) = &e.link else { return rare() };
         let len = len.saturating_add(NETH_LEN);
         let charge = charge_of(len);
         let fits = e.id == ep.id
             && len <= peer.max_packet as usize
-            && budget_is_far(peer.share, peer.in_flight, charge, self.cfg.max_packet);
+            && budget_is_far(peer.share, peer.in_flight, charge, self.cfg.max_packet)
+            && (e.granted.room > 0 || e.grant_room());
         if !fits {
             return rare();
         }
-        let prepared = match e.granted.room {
-            0 => {
-                cold_path();
-                e.grant_room();
-                let Link::Live(link) = &e.link else { return rare() };
-                if e.granted.room == 0 { None } else { prepare(link) }
-            }
-            _ => prepare(link),
-        };
-        let Some(prepared) = prepared else { return rare() };
+        let Link::Live(link) = &e.link else { return rare() };
+        let Some(prepared) = prepare(link) else { return rare() };
         let neth = Neth { packet_type: wire::am_type(e.dest, am_id, false), psn: e.psn, ack: e.rx_head };
         self.pkts.make_room();
         // The first one starts the clocks. Who only follows others has the time that was observed last.
@@ -146,17 +138,9 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         Some((e.link.get()?, bytes, extra))
     }
 
-    /// Whether the endpoint's state lets data out, window and budget aside.
     #[inline]
     fn check_sendable(&self, slot: u32) -> Result<(), Refused> {
-        let e = &self.eps[slot];
-        // Data must not overtake an owed CREP: if it were lost, the CREP would make the peer's head jump over it
-        // (`docs/ud-protocol.md` "CREP first").
-        let is_open = e.state == State::Connected
-            && !e.is_lingering()
-            && !e.is.intersects(Is::CANCELED | Is::PEER_CLOSED)
-            && !e.owed.contains(Owed::CREP);
-        if is_open { Ok(()) } else { Err(self.why_not_sendable(slot)) }
+        if self.eps[slot].lets_data_out() { Ok(()) } else { Err(self.why_not_sendable(slot)) }
     }
 
     #[cold]
