@@ -90,14 +90,22 @@ impl<D: Device> Live<D> {
             Who::Thread => self.receive_aside(core, budget),
         };
         let is_idle = events == 0;
-        if is_idle && !self.is_whole_round_due(core, who) {
-            self.tx.ring(&mut self.qp);
-            self.tx.start_round();
-            return 0;
+        if !is_idle || self.is_whole_round_due(core, who) {
+            events += self.rest_of_round(core, who, is_idle);
         }
+        self.tx.ring(&mut self.qp);
+        // What the user sends next leaves at once: it may be the answer a peer waits for.
+        self.tx.start_round();
+        events
+    }
+
+    /// What a round does besides receiving, which has found nothing if it `is_idle`. Answers the number of send completions.
+    #[inline(always)]
+    fn rest_of_round(&mut self, core: &Core<D>, who: Who, is_idle: bool) -> usize {
+        let mut sent = 0;
         if is_idle || self.tx.is_low() || self.rx_failed || self.look_for_events {
             cold_path();
-            events += self.look_around(core, who, is_idle);
+            sent = self.look_around(core, who, is_idle);
         }
         self.was_busy |= !is_idle;
         self.refill(core);
@@ -113,10 +121,7 @@ impl<D: Device> Live<D> {
             cold_path();
             self.pump(core);
         }
-        self.tx.ring(&mut self.qp);
-        // What the user sends next leaves at once: it may be the answer a peer waits for.
-        self.tx.start_round();
-        events
+        sent
     }
 
     /// Whether a round that has received nothing is to do all the rest as well. Nearly always there is nothing to be done, and
@@ -133,8 +138,8 @@ impl<D: Device> Live<D> {
             || self.has_chores(core)
     }
 
-    /// The part of a round for when it has received nothing and is a whole one, or something asks for it: send completions, and now
-    /// and then events of the device. Answers the number of send completions.
+    /// The part of a round for when it has received nothing and is a whole one, or something asks for it: send completions,
+    /// and now and then events of the device. Answers the number of send completions.
     #[inline(never)]
     fn look_around(&mut self, core: &Core<D>, who: Who, received_nothing: bool) -> usize {
         self.looked_at = self.now;

@@ -4,7 +4,7 @@
 //! queue, so that "is this buffer, or this address handle, still needed by a posted send" is one comparison. What is
 //! dropped earlier is [retired](Tx::retire) with the serial of the last send that may name it.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, hint::cold_path};
 
 use ib::{
     ah::AhRef,
@@ -90,7 +90,8 @@ impl<D: Device> Tx<D> {
     pub(crate) fn has_credit(&mut self) -> bool {
         let has = self.posted - self.done + self.reserved < self.depth;
         if !has {
-            self.note_none_left();
+            cold_path();
+            self.is_low = true;
         }
         has
     }
@@ -109,12 +110,6 @@ impl<D: Device> Tx<D> {
     #[inline]
     pub(crate) fn is_low(&self) -> bool {
         self.is_low
-    }
-
-    /// Out of credits.
-    #[cold]
-    fn note_none_left(&mut self) {
-        self.is_low = true;
     }
 
     /// The serial that the next send will have.
