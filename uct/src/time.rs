@@ -130,8 +130,12 @@ impl MonotonicClock {
     /// [`Clock::now`], in the place where it is called.
     #[inline(always)]
     fn read(&self) -> Time {
-        let steps = self.counter.raw().saturating_sub(self.origin);
-        Time::from_nanos(((u128::from(steps) * u128::from(self.scale)) >> 32) as u64)
+        Time::from_nanos(self.nanos_of(self.counter.raw().saturating_sub(self.origin)))
+    }
+
+    #[inline(always)]
+    fn nanos_of(&self, steps: u64) -> u64 {
+        ((u128::from(steps) * u128::from(self.scale)) >> 32) as u64
     }
 }
 
@@ -236,7 +240,7 @@ mod tests {
     fn steps_become_nanoseconds_as_the_counter_says() {
         let clock = MonotonicClock::new();
         for steps in [1, 1000, u64::from(u32::MAX), 1 << 45, 1 << 55] {
-            let ours = ((u128::from(steps) * u128::from(clock.scale)) >> 32) as u64;
+            let ours = clock.nanos_of(steps);
             let exact = clock.counter.delta_as_nanos(0, steps);
             assert!(ours.abs_diff(exact) <= 2 + steps / (1 << 31), "{steps} steps: {ours}, {exact}");
         }

@@ -1,8 +1,8 @@
 //! Workers: a progress domain, and the thread that stands in while the user's thread is away.
 //!
-//! A [`Worker`] is used by one thread at a time, which it may be moved to. Its [`progress`](Worker::progress) moves everything: it polls the
-//! devices of its interfaces, runs timers, and calls handlers, completions and pending requests. See `thread.rs` for
-//! the progress thread.
+//! A [`Worker`] is used by one thread at a time, which it may be moved to. Its [`progress`](Worker::progress) moves
+//! everything: it polls the devices of its interfaces, runs timers, and calls handlers, completions and pending requests.
+//! See `thread.rs` for the progress thread.
 
 mod deferred;
 mod thread;
