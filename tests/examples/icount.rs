@@ -108,6 +108,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     mark("begin");
     let calls = run(&it, options.count)?;
     mark("end");
-    println!("messages {}, calls of progress {calls}", options.count);
+    let messages = if options.idle { 0 } else { options.count };
+    println!("messages {messages}, calls of progress {calls}");
     Ok(())
 }
