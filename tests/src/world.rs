@@ -9,6 +9,7 @@ use std::{
 };
 
 use ib::{
+    ah::Executor,
     config::{IfaceConfig, MdConfig},
     md::Md,
 };
@@ -263,6 +264,8 @@ impl<F: Fabric> World<F> {
     pub fn turn(&mut self) -> (usize, Option<Time>) {
         let mut events = 0;
         let now = self.now();
+        // Where the caches have threads of their own, device calls that sleep are theirs: a node's round must not wait for them.
+        let is_manual = matches!(self.fabric.executor(), Executor::Manual);
         let mut next: Option<Time> = None;
         let mut soonest = |t: Option<Time>| next = [next, t].into_iter().flatten().min();
         for n in &mut self.nodes {
@@ -279,7 +282,7 @@ impl<F: Fabric> World<F> {
                 }
                 Motion::Stopped => {}
             }
-            if n.motion != Motion::Stopped {
+            if n.motion != Motion::Stopped && is_manual {
                 events += n.md.ah_cache().run_jobs();
                 soonest(n.md.ah_cache().poll(now));
             }

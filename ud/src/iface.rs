@@ -699,6 +699,7 @@ impl<D: Device> Interface for Core<D> {
             c("rx.no_handler", self.no_handler.load(Ordering::Relaxed)),
             c("qp.resets", k.qp_resets),
             c("ah.re_resolved", k.re_resolved),
+            c("ah.kept", live.tx.links_len() as u64),
         ];
         crate::counters::engine(live.engine.stats(), &mut all);
         all

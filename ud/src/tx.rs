@@ -313,6 +313,11 @@ impl<D: Device> Tx<D> {
         self.retired.len() | self.links.len()
     }
 
+    /// How many address handles are kept for sends that were not reported yet.
+    pub(crate) fn links_len(&self) -> usize {
+        self.links.len()
+    }
+
     /// Takes memory that is no longer needed by a posted send. Order of retirement, which is nearly that of the serials.
     pub(crate) fn next_released(&mut self) -> Option<Retired> {
         let released = self.released();

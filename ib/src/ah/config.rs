@@ -192,7 +192,8 @@ pub struct AhCacheStats {
     pub failed: u64,
     /// Handles that exist.
     pub live: usize,
-    /// Handles with a holder.
+    /// Handles with a holder: an endpoint, an outcome that nobody has taken yet, or an interface that waits for the report of
+    /// a send.
     pub held: usize,
     /// Entries that wait for their next user.
     pub idle: usize,

@@ -73,11 +73,14 @@ impl<D: Device> Shared<D> {
     /// Destroys the handles whose last reference is gone.
     pub(super) fn reap(&self) {
         let _turn = self.reaping.lock();
-        let dead = mem::take(&mut self.grave.lock().dead);
+        let mut grave = self.grave.lock();
+        let dead = mem::take(&mut grave.dead);
         if dead.is_empty() {
             return;
         }
         let count = dead.len();
+        grave.reaping = count;
+        drop(grave);
         let mut generations = Vec::with_capacity(count);
         for Dead { generation, ah } in dead {
             generations.push(generation);
@@ -87,6 +90,7 @@ impl<D: Device> Shared<D> {
         }
         let mut st = self.state.lock();
         st.stats.destroyed += count as u64;
+        self.grave.lock().reaping = 0;
         let strays: Vec<_> = generations.iter().filter_map(|g| st.strays.remove(g)).collect();
         drop(st);
         drop(strays);
@@ -169,7 +173,9 @@ impl<D: Device> Shared<D> {
     pub(super) fn stats(&self) -> AhCacheStats {
         let st = self.state.lock();
         let idle = st.table.iter().filter(|e| Entry::is_idle(e)).count();
-        let dead = self.grave.lock().dead.len();
+        let grave = self.grave.lock();
+        let dead = grave.dead.len() + grave.reaping;
+        drop(grave);
         let live = st.live() as usize;
         let held = live.saturating_sub(idle + dead);
         let hits = match self.cfg.ttl {

@@ -69,6 +69,7 @@ pub(super) struct FakeAh {
 }
 
 type Hook = Arc<dyn Fn(&AhAttr) + Send + Sync>;
+type DestroyHook = Arc<dyn Fn() + Send + Sync>;
 
 #[derive(Default)]
 struct Inner {
@@ -83,6 +84,7 @@ struct Inner {
     gids: Vec<GidEntry>,
     gid_error: Option<i32>,
     hook: Option<Hook>,
+    destroy_hook: Option<DestroyHook>,
 }
 
 pub(super) struct FakeDevice {
@@ -131,9 +133,14 @@ impl FakeDevice {
         self.with(|i| i.hook = Some(Arc::new(hook)));
     }
 
+    /// Called at the start of every destruction, with no lock of the device held.
+    pub(super) fn set_destroy_hook(&self, hook: impl Fn() + Send + Sync + 'static) {
+        self.with(|i| i.destroy_hook = Some(Arc::new(hook)));
+    }
+
     pub(super) fn clear_hook(&self) {
-        let hook = self.with(|i| i.hook.take());
-        drop(hook);
+        let hooks = self.with(|i| (i.hook.take(), i.destroy_hook.take()));
+        drop(hooks);
     }
 
     /// Calls of `create_ah`, failed ones included.
@@ -212,6 +219,10 @@ impl Device for FakeDevice {
     }
 
     fn destroy_ah(&self, ah: FakeAh) -> VerbsResult<()> {
+        let hook = self.with(|i| i.destroy_hook.clone());
+        if let Some(hook) = hook {
+            hook();
+        }
         self.with(|i| {
             i.destroyed += 1;
             assert!(i.live.remove(&ah.serial), "address handle {} destroyed twice", ah.serial);

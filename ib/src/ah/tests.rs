@@ -1033,6 +1033,23 @@ fn counters_add_up() {
     rig.end();
 }
 
+#[test]
+fn what_the_reaper_is_destroying_has_no_holder() {
+    let rig = Rig::of(AhTtl::Bypass);
+    let handles: Vec<_> = (1..=3).map(|n| rig.get(n)).collect();
+    let (cache, seen) = (rig.cache.clone(), Arc::new(Mutex::new(Vec::new())));
+    let notes = seen.clone();
+    rig.device.set_destroy_hook(move || {
+        let s = cache.stats();
+        notes.lock().unwrap().push((s.live, s.held));
+    });
+    drop(handles);
+    rig.poll();
+    assert_eq!(*seen.lock().unwrap(), [(3, 0); 3]);
+    rig.device.clear_hook();
+    rig.end();
+}
+
 // Errands.
 
 #[test]
