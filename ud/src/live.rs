@@ -701,7 +701,7 @@ impl<D: Device> Live<D> {
                 let comp = comp.map(uct::Completion::token);
                 let op = Op::Packet { ep, buf: Some(buf), len: len as u32, iov, comp };
                 self.engine.commit_send(self.now, begun, serial, op);
-                self.tx.doorbell(&mut self.qp, core.worker.may_batch());
+                self.tx.doorbell(&mut self.qp, || core.worker.may_batch());
                 Ok(())
             }
             Err(e) => self.post_failed(core, buf, &e),

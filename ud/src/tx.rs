@@ -167,8 +167,8 @@ impl<D: Device> Tx<D> {
     ) -> Result<u64, VerbsError> {
         if self.held > 0 || self.rung {
             // Perhaps not alone.
-            let may_batch = may_batch();
-            if self.held > 0 || (may_batch && self.caps.send_batch > 1) {
+            let may_batch = self.caps.send_batch > 1 && may_batch();
+            if self.held > 0 || may_batch {
                 return self.send_batched(qp, link, (bytes, lkey), may_batch);
             }
         }
@@ -200,7 +200,7 @@ impl<D: Device> Tx<D> {
         may_batch: bool,
     ) -> Result<u64, VerbsError> {
         let serial = self.post(qp, link, &[Sge { bytes, lkey }], PostFlags::default())?;
-        self.doorbell(qp, may_batch);
+        self.doorbell(qp, || may_batch);
         Ok(serial)
     }
 
@@ -225,8 +225,8 @@ impl<D: Device> Tx<D> {
     /// After a send of the user's: rings at once, or leaves the send for a later ring if the device gains by it and one
     /// is sure to come. The first send of a round always leaves at once, so that a lone message is not delayed.
     #[inline]
-    pub(crate) fn doorbell(&mut self, qp: &mut D::UdQp, may_batch: bool) {
-        if self.caps.send_batch <= 1 || !may_batch || !self.rung || self.held >= self.caps.send_batch {
+    pub(crate) fn doorbell(&mut self, qp: &mut D::UdQp, may_batch: impl FnOnce() -> bool) {
+        if self.caps.send_batch <= 1 || !self.rung || self.held >= self.caps.send_batch || !may_batch() {
             self.ring(qp);
         }
     }

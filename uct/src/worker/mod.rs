@@ -82,6 +82,8 @@ pub struct WorkerShared {
     user_seq: AtomicU64,
     /// True while the progress thread looks every millisecond, so that sends may wait for company that long.
     batching: AtomicBool,
+    /// Somebody has asked for that since the thread's last look.
+    batching_wanted: AtomicBool,
     has_thread: bool,
     /// Ends [`Worker::wait`]. Made at the first.
     user_wake: OnceLock<EventFd>,
@@ -97,8 +99,19 @@ impl WorkerShared {
 
     /// True if a send may be left un-rung for the moment, because the progress thread will ring within about a
     /// millisecond. Without one, a program that sends and then waits for something else would never be heard.
+    ///
+    /// Ask only with a second send in hand: the thread looks so often only while it is asked for, and takes some milliseconds
+    /// to begin.
+    #[inline]
     pub fn may_batch(&self) -> bool {
-        self.has_thread && self.batching.load(Ordering::Relaxed)
+        if !self.has_thread {
+            return false;
+        }
+        // Stored once per look only, so that the two do not fight for the cache line.
+        if !self.batching_wanted.load(Ordering::Relaxed) {
+            self.batching_wanted.store(true, Ordering::Relaxed);
+        }
+        self.batching.load(Ordering::Relaxed)
     }
 
     /// Adds an interface to `progress`. For transports.
@@ -231,6 +244,7 @@ impl Worker {
             deferred: DeferredQueue::default(),
             user_seq: AtomicU64::new(0),
             batching: AtomicBool::new(false),
+            batching_wanted: AtomicBool::new(false),
             has_thread: params.progress_thread,
             user_wake: OnceLock::new(),
             wake,

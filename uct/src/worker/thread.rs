@@ -1,9 +1,10 @@
 //! The progress thread: keeps handshakes, acknowledgements, resends and timers going while the user computes.
 //!
 //! It is in one of two modes. *Present*: the user has called `progress` since the last look; it does nothing but let
-//! held-back sends leave, once a millisecond. *Away*: the user has not; it sleeps on the interfaces' event fds, with the
-//! next timer (and at least `async_tick`) as the limit, and progresses what wakes it. It only tries the lock of
-//! an interface to begin a round: if the user's thread is inside, there is nothing to stand in for.
+//! held-back sends leave, once a millisecond while sends are held back at all, and else it gets rarer, not to disturb who
+//! spins on the same processor ([`Pace`]). *Away*: the user has not; it sleeps on the interfaces' event fds, with the next
+//! timer (and at least `async_tick`) as the limit, and progresses what wakes it. It only tries the lock of an interface to
+//! begin a round: if the user's thread is inside, there is nothing to stand in for.
 //!
 //! Sleeping needs `poll`, which has no safe wrapper in std, hence `unsafe` here.
 #![allow(unsafe_code)]
@@ -21,8 +22,11 @@ use crate::{
     iface::Arm,
 };
 
-/// How long the thread sleeps between looks while the user is there.
+/// The shortest time between two looks while the user is there.
 const PRESENT_TICK: Duration = Duration::from_millis(1);
+/// The longest. Together with [`AWAY_AFTER`] it is as long as a peer waits, at the least, before it sends again what a user
+/// who has gone away does not acknowledge (`UCX_UD_TIMER_TICK`).
+const PRESENT_TICK_MAX: Duration = Duration::from_millis(8);
 /// Looks without user progress after which the user counts as away.
 const AWAY_AFTER: u32 = 3;
 
@@ -48,29 +52,57 @@ pub(super) fn spawn(shared: &Arc<WorkerShared>, async_tick: Duration) -> Result<
     Ok(())
 }
 
+/// How often the thread looks, and what for.
+struct Pace {
+    /// The user's `progress` calls at the last look.
+    seen: u64,
+    /// Looks since then that have found no more of them.
+    quiet: u32,
+    tick: Duration,
+}
+
+impl Pace {
+    fn new() -> Self {
+        Pace { seen: 0, quiet: 0, tick: PRESENT_TICK }
+    }
+
+    /// A look that finds `seq` calls, and whether sends `wait` for company. Answers when to look again; `None`: the user is
+    /// away.
+    fn look(&mut self, seq: u64, wait: bool) -> Option<Duration> {
+        let is_there = seq != self.seen;
+        self.seen = seq;
+        self.quiet = if is_there { 0 } else { self.quiet + 1 };
+        if self.quiet >= AWAY_AFTER {
+            self.quiet = AWAY_AFTER;
+            self.tick = PRESENT_TICK;
+            return None;
+        }
+        let tick = if is_there && !wait { self.tick } else { PRESENT_TICK };
+        // What was held back while this was about to become rarer is rung for after a short sleep.
+        self.tick = (tick * 2).min(PRESENT_TICK_MAX);
+        if wait || !is_there {
+            self.tick = PRESENT_TICK;
+        }
+        Some(tick)
+    }
+}
+
 fn run(weak: &Weak<WorkerShared>, async_tick: Duration) {
-    let mut seen = 0;
-    let mut quiet = 0;
+    let mut pace = Pace::new();
     loop {
         let Some(w) = weak.upgrade() else { return };
-        let seq = w.user_seq.load(Ordering::Relaxed);
-        if seq != seen {
-            seen = seq;
-            quiet = 0;
-        } else {
-            quiet += 1;
-        }
-        if quiet < AWAY_AFTER {
-            w.batching.store(true, Ordering::Relaxed);
-            for i in w.snapshot().iter() {
-                i.ring();
-            }
-            drop(w);
-            std::thread::sleep(PRESENT_TICK);
+        let wait = w.batching_wanted.swap(false, Ordering::Relaxed);
+        let next = pace.look(w.user_seq.load(Ordering::Relaxed), wait);
+        w.batching.store(next.is_some() && wait, Ordering::Relaxed);
+        let Some(tick) = next else {
+            away(w, async_tick);
             continue;
+        };
+        for i in w.snapshot().iter() {
+            i.ring();
         }
-        w.batching.store(false, Ordering::Relaxed);
-        away(w, async_tick);
+        drop(w);
+        std::thread::sleep(tick);
     }
 }
 
@@ -107,5 +139,44 @@ fn away(w: Arc<WorkerShared>, async_tick: Duration) {
     poll_fds(&fds, limit);
     if let Some(f) = wake {
         f.drain();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(pace: &mut Pace, seq: u64, wait: bool) -> Option<u128> {
+        pace.look(seq, wait).map(|t| t.as_millis())
+    }
+
+    #[test]
+    fn who_spins_and_holds_nothing_back_is_looked_at_rarely() {
+        let mut p = Pace::new();
+        let ticks: Vec<_> = (1..=6).map(|seq| ms(&mut p, seq, false)).collect();
+        assert_eq!(ticks, [Some(1), Some(2), Some(4), Some(8), Some(8), Some(8)]);
+    }
+
+    #[test]
+    fn held_back_sends_wait_for_a_millisecond() {
+        let mut p = Pace::new();
+        for seq in 1..=5 {
+            ms(&mut p, seq, false);
+        }
+        // From when it is asked for, and once more after that.
+        let ticks: Vec<_> = (6..=10).map(|seq| ms(&mut p, seq, seq < 8)).collect();
+        assert_eq!(ticks, [Some(1), Some(1), Some(1), Some(2), Some(4)]);
+    }
+
+    #[test]
+    fn who_goes_away_is_missed_within_some_milliseconds() {
+        let mut p = Pace::new();
+        for seq in 1..=5 {
+            ms(&mut p, seq, false);
+        }
+        let ticks: Vec<_> = (0..4).map(|_| ms(&mut p, 5, false)).collect();
+        assert_eq!(ticks, [Some(1), Some(1), None, None]);
+        // Back again: as in the beginning.
+        assert_eq!([ms(&mut p, 6, false), ms(&mut p, 7, false)], [Some(1), Some(2)]);
     }
 }
