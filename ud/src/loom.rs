@@ -131,9 +131,11 @@ impl World {
         panic!("it does not come to rest");
     }
 
-    /// A round of node a after so much time that, idle or not, it does everything.
+    /// A round of node a that, idle or not, does everything, as those of a thread do that has not just been here.
     fn whole_round(&self) {
-        self.net.run_for(std::time::Duration::from_micros(100));
+        if let Some(live) = &mut self.a.core.state.lock().live {
+            live.is_spinning = false;
+        }
         self.a.core.progress();
     }
 

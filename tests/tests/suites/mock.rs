@@ -456,9 +456,10 @@ fn hang(w: &mut World<Mocked>, device: &Device) {
     w.run_until("the reset hangs", |_| device.held_resets() == 1);
 }
 
-/// The user under test calls `progress`, and nobody does what may sleep.
+/// The user under test calls `progress`, and nobody does what may sleep. No time passes, so it takes many calls until one looks
+/// for events of the device.
 fn progress_only(w: &World<Mocked>) {
-    for _ in 0..200 {
+    for _ in 0..2000 {
         w.nodes[1].worker.progress();
     }
 }
