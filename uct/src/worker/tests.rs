@@ -29,6 +29,7 @@ struct Callback {
     /// The progress thread takes care of it, and has looked at it so often.
     is_async: bool,
     looks: AtomicUsize,
+    rings: AtomicUsize,
 }
 
 impl Callback {
@@ -50,6 +51,7 @@ impl Callback {
             removed: AtomicUsize::new(0),
             is_async,
             looks: AtomicUsize::new(0),
+            rings: AtomicUsize::new(0),
         }
     }
 
@@ -105,7 +107,9 @@ impl Interface for Callback {
         self.looks.fetch_add(1, Ordering::SeqCst);
         0
     }
-    fn ring(&self) {}
+    fn ring(&self) {
+        self.rings.fetch_add(1, Ordering::SeqCst);
+    }
     fn next_timeout(&self) -> Option<Time> {
         if self.is_async {
             return None;
@@ -163,6 +167,8 @@ fn the_thread_leaves_alone_what_is_the_users() {
         std::thread::yield_now();
     }
     assert_eq!(left.looks.load(Ordering::SeqCst), 0);
+    // What the user held back right before he went away leaves all the same: it is looked for after the first looks, too.
+    assert!(left.rings.load(Ordering::SeqCst) > 5);
 }
 
 #[test]

@@ -66,24 +66,20 @@ impl Pace {
         Pace { seen: 0, quiet: 0, tick: PRESENT_TICK }
     }
 
-    /// A look that finds `seq` calls, and whether sends `wait` for company. Answers when to look again; `None`: the user is
+    /// A look that finds `seq` calls, and whether somebody `holds_back` sends. Answers when to look again; `None`: the user is
     /// away.
-    fn look(&mut self, seq: u64, wait: bool) -> Option<Duration> {
+    fn look(&mut self, seq: u64, holds_back: bool) -> Option<Duration> {
         let is_there = seq != self.seen;
         self.seen = seq;
-        self.quiet = if is_there { 0 } else { self.quiet + 1 };
-        if self.quiet >= AWAY_AFTER {
-            self.quiet = AWAY_AFTER;
-            self.tick = PRESENT_TICK;
-            return None;
+        self.quiet = if is_there { 0 } else { self.quiet.saturating_add(1) };
+        if is_there && !holds_back {
+            // From a millisecond on: what was held back until now is not to wait for longer.
+            let tick = self.tick;
+            self.tick = (tick * 2).min(PRESENT_TICK_MAX);
+            return Some(tick);
         }
-        let tick = if is_there && !wait { self.tick } else { PRESENT_TICK };
-        // What was held back while this was about to become rarer is rung for after a short sleep.
-        self.tick = (tick * 2).min(PRESENT_TICK_MAX);
-        if wait || !is_there {
-            self.tick = PRESENT_TICK;
-        }
-        Some(tick)
+        self.tick = PRESENT_TICK;
+        (self.quiet < AWAY_AFTER).then_some(PRESENT_TICK)
     }
 }
 
@@ -91,18 +87,20 @@ fn run(weak: &Weak<WorkerShared>, async_tick: Duration) {
     let mut pace = Pace::new();
     loop {
         let Some(w) = weak.upgrade() else { return };
-        let wait = w.batching_wanted.swap(false, Ordering::Relaxed);
-        let next = pace.look(w.user_seq.load(Ordering::Relaxed), wait);
-        w.batching.store(next.is_some() && wait, Ordering::Relaxed);
-        let Some(tick) = next else {
-            away(w, async_tick);
-            continue;
-        };
+        let holds_back = w.batching_wanted.swap(false, Ordering::Relaxed);
+        let next = pace.look(w.user_seq.load(Ordering::Relaxed), holds_back);
+        w.batching.store(next.is_some() && holds_back, Ordering::Relaxed);
+        // Also for who is away: what he held back right before has nobody else, where this thread may do no more.
         for i in w.snapshot().iter() {
             i.ring();
         }
-        drop(w);
-        std::thread::sleep(tick);
+        match next {
+            Some(tick) => {
+                drop(w);
+                std::thread::sleep(tick);
+            }
+            None => away(w, async_tick),
+        }
     }
 }
 
@@ -146,8 +144,8 @@ fn away(w: Arc<WorkerShared>, async_tick: Duration) {
 mod tests {
     use super::*;
 
-    fn ms(pace: &mut Pace, seq: u64, wait: bool) -> Option<u128> {
-        pace.look(seq, wait).map(|t| t.as_millis())
+    fn ms(pace: &mut Pace, seq: u64, holds_back: bool) -> Option<u128> {
+        pace.look(seq, holds_back).map(|t| t.as_millis())
     }
 
     #[test]
