@@ -147,8 +147,6 @@ pub(crate) struct Live<D: Device> {
     pub(crate) idle_rounds: u32,
     /// The last round has found something: a message, or the end of a send.
     pub(crate) was_busy: bool,
-    /// Rounds follow one another closely.
-    pub(crate) is_spinning: bool,
     /// When the send queue was last polled.
     pub(crate) looked_at: Time,
     /// The last send when a report was last asked for out of turn.

@@ -238,7 +238,6 @@ impl<D: Device> Core<D> {
             port_watch: PortWatch::default(),
             idle_rounds: 0,
             was_busy: false,
-            is_spinning: false,
             looked_at: Time::ZERO,
             nudged_at: 0,
             events_polled: worker.clock().now(),
@@ -291,8 +290,6 @@ impl<D: Device> Core<D> {
 
     fn arm_device(&self, live: &mut Live<D>, events: Events) -> Result<Arm> {
         live.tx.ring(&mut live.qp);
-        // Who sleeps does not spin.
-        live.is_spinning = false;
         // An operation completes when its acknowledgement is received.
         let mut what = ArmFor::RECV;
         what.set(ArmFor::SEND, events.contains(Events::SEND_COMP) && !live.tx.is_idle());

@@ -43,12 +43,11 @@ pub(crate) enum Who {
 /// keeps them.
 const READY_MAX: usize = 4096;
 
-/// Of so many idle rounds of a thread that spins, one does more than look for messages: timers and all the rest come so many
-/// rounds late at most. So does the first one after a message.
+/// Of so many idle rounds one does more than look for messages. So does the first one, and each of whoever comes now and then.
 const WHOLE_EVERY: u32 = 8;
 
-/// A thread spins if the time between two rounds that do more is less than this. Each round of any other does more.
-const SPIN_MAX: Duration = Duration::from_millis(1);
+/// Time after which the next idle round does more anyway.
+const WHOLE_AFTER: Duration = Duration::from_micros(50);
 
 /// Idle rounds between two looks for events of the device, which are system calls; a multiple of [`WHOLE_EVERY`].
 const EVENT_POLL_EVERY: u32 = 1024;
@@ -76,23 +75,22 @@ impl<D: Device> Live<D> {
     /// there.
     #[inline(always)]
     pub(crate) fn network(&mut self, core: &Core<D>, who: Who, mut direct: Option<&mut Vec<Ready>>) -> usize {
+        self.set_now(core);
+        let budget = match who {
+            Who::User => core.iface_config.rx_max_poll,
+            Who::Thread => core.config.rx_async_max_poll,
+        } as usize;
         // Some may have found no room in the last round.
         if self.engine.has_held() {
             cold_path();
             self.take_held(&mut direct);
         }
-        let budget = match who {
-            Who::User => core.iface_config.rx_max_poll,
-            Who::Thread => core.config.rx_async_max_poll,
-        } as usize;
-        let mut events = self.qp.start_recv(&mut self.wcs, budget);
+        let mut events = match who {
+            Who::User => self.receive_all(core, budget, direct),
+            Who::Thread => self.receive_aside(core, budget),
+        };
         let is_idle = events == 0;
         if !is_idle || self.is_whole_round_due(core, who) {
-            self.set_now(core);
-            match who {
-                Who::User => self.receive_all(core, events, direct),
-                Who::Thread => self.receive_aside(core, events),
-            }
             events += self.rest_of_round(core, who, is_idle);
         }
         self.tx.ring(&mut self.qp);
@@ -127,15 +125,16 @@ impl<D: Device> Live<D> {
     }
 
     /// Whether a round that has received nothing is to do all the rest as well. Nearly always there is nothing to be done, and
-    /// whoever waits for a message is not to wait for that, nor for a look at the clock.
+    /// whoever waits for a message is not to wait for that.
     #[inline(always)]
     fn is_whole_round_due(&mut self, core: &Core<D>, who: Who) -> bool {
         self.idle_rounds = self.idle_rounds.wrapping_add(1);
         self.idle_rounds.is_multiple_of(WHOLE_EVERY)
-            || !self.is_spinning
             || self.was_busy
             || who == Who::Thread
+            || self.now.nanos_since(self.looked_at) >= WHOLE_AFTER.as_nanos() as u64
             || self.tx.is_low()
+            || self.engine.is_due(self.now)
             || self.has_chores(core)
     }
 
@@ -143,9 +142,6 @@ impl<D: Device> Live<D> {
     /// and now and then events of the device. Answers the number of send completions.
     #[inline(never)]
     fn look_around(&mut self, core: &Core<D>, who: Who, received_nothing: bool) -> usize {
-        if !self.was_busy {
-            self.is_spinning = self.now.nanos_since(self.looked_at) < SPIN_MAX.as_nanos() as u64;
-        }
         self.looked_at = self.now;
         let sent = self.poll_sends(core);
         let is_idle = received_nothing && sent == 0;
@@ -228,13 +224,14 @@ impl<D: Device> Live<D> {
 
     /// [`Live::receive_all`] where it need not be inlined.
     #[inline(never)]
-    fn receive_aside(&mut self, core: &Core<D>, n: usize) {
-        self.receive_all(core, n, None);
+    fn receive_aside(&mut self, core: &Core<D>, budget: usize) -> usize {
+        self.receive_all(core, budget, None)
     }
 
-    /// Passes the `n` receives that were started to the engine, plain messages the short way.
+    /// Polls receives and passes them to the engine, plain messages the short way. Answers how many there were.
     #[inline(always)]
-    fn receive_all(&mut self, core: &Core<D>, n: usize, mut direct: Option<&mut Vec<Ready>>) {
+    fn receive_all(&mut self, core: &Core<D>, budget: usize, mut direct: Option<&mut Vec<Ready>>) -> usize {
+        let n = self.qp.start_recv(&mut self.wcs, budget);
         self.rx_posted = self.rx_posted.saturating_sub(n);
         for _ in 0..n {
             let Some(fresh) = &mut direct else {
@@ -256,6 +253,7 @@ impl<D: Device> Live<D> {
                 self.receive(core, RecvWc { buf, byte_len, src_qpn, grh, solicited, status }, &mut direct);
             }
         }
+        n
     }
 
     /// Takes the next completed receive, whatever became of it.

@@ -131,11 +131,9 @@ impl World {
         panic!("it does not come to rest");
     }
 
-    /// A round of node a that, idle or not, does everything, as those of a thread do that has not just been here.
+    /// A round of node a after so much time that, idle or not, it does everything.
     fn whole_round(&self) {
-        if let Some(live) = &mut self.a.core.state.lock().live {
-            live.is_spinning = false;
-        }
+        self.net.run_for(std::time::Duration::from_micros(100));
         self.a.core.progress();
     }
 
