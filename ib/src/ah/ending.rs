@@ -79,7 +79,7 @@ impl<D: Device> Shared<D> {
             return;
         }
         let count = dead.len();
-        grave.reaping = count;
+        grave.dying = count;
         drop(grave);
         let mut generations = Vec::with_capacity(count);
         for Dead { generation, ah } in dead {
@@ -90,7 +90,7 @@ impl<D: Device> Shared<D> {
         }
         let mut st = self.state.lock();
         st.stats.destroyed += count as u64;
-        self.grave.lock().reaping = 0;
+        self.grave.lock().dying = 0;
         let strays: Vec<_> = generations.iter().filter_map(|g| st.strays.remove(g)).collect();
         drop(st);
         drop(strays);
@@ -174,7 +174,7 @@ impl<D: Device> Shared<D> {
         let st = self.state.lock();
         let idle = st.table.iter().filter(|e| Entry::is_idle(e)).count();
         let grave = self.grave.lock();
-        let dead = grave.dead.len() + grave.reaping;
+        let dead = grave.dead.len() + grave.dying;
         drop(grave);
         let live = st.live() as usize;
         let held = live.saturating_sub(idle + dead);

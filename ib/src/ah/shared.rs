@@ -43,7 +43,7 @@ pub(super) struct Dead<D: Device> {
 pub(super) struct Grave<D: Device> {
     pub(super) dead: Vec<Dead<D>>,
     /// Taken out by the reaper and not yet counted as destroyed.
-    pub(super) reaping: usize,
+    pub(super) dying: usize,
     pub(super) errands: VecDeque<Errand>,
     /// Set to make the domain's thread look at the state.
     pub(super) kicked: bool,
@@ -187,7 +187,7 @@ impl<D: Device> Shared<D> {
                 threads: ThreadCounts::default(),
             }),
             queue_ready: Condvar::new(),
-            grave: Mutex::new(Grave { dead: Vec::new(), reaping: 0, errands: VecDeque::new(), kicked: false }),
+            grave: Mutex::new(Grave { dead: Vec::new(), dying: 0, errands: VecDeque::new(), kicked: false }),
             reaping: Mutex::new(()),
             domain_wake: Condvar::new(),
             creation_hook: OnceLock::new(),

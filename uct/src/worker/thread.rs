@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use super::WorkerShared;
+use super::{IfaceList, WorkerShared};
 use crate::{
     error::{Error, ErrorKind, Result},
     iface::Arm,
@@ -90,23 +90,24 @@ fn run(weak: &Weak<WorkerShared>, async_tick: Duration) {
         let holds_back = w.batching_wanted.swap(false, Ordering::Relaxed);
         let next = pace.look(w.user_seq.load(Ordering::Relaxed), holds_back);
         w.batching.store(next.is_some() && holds_back, Ordering::Relaxed);
+        let list = w.snapshot();
         // Also for who is away: what he held back right before has nobody else, where this thread may do no more.
-        for i in w.snapshot().iter() {
+        for i in list.iter() {
             i.ring();
         }
         match next {
             Some(tick) => {
-                drop(w);
+                // Nothing of the worker is kept during the sleep.
+                drop((list, w));
                 std::thread::sleep(tick);
             }
-            None => away(w, async_tick),
+            None => away(w, list, async_tick),
         }
     }
 }
 
 /// One round of standing in: progress, then sleep until something happens.
-fn away(w: Arc<WorkerShared>, async_tick: Duration) {
-    let list = w.snapshot();
+fn away(w: Arc<WorkerShared>, list: IfaceList, async_tick: Duration) {
     let mut fds = Vec::with_capacity(list.len() + 1);
     let mut busy = false;
     let mut limit = async_tick;
