@@ -28,6 +28,7 @@ mod fake;
 #[cfg(any(test, uct_fuzz))]
 pub mod fuzz;
 mod hist;
+mod idle;
 mod link;
 mod local;
 mod message;
@@ -134,7 +135,7 @@ impl Context<'_> {
     }
 
     fn manner(&self) -> Manner {
-        Manner { wait: self.options.wait(), timeout: self.options.timeout }
+        Manner { wait: self.options.wait(), has_cpu: self.options.has_cpu(), timeout: self.options.timeout }
     }
 
     fn open(&self, transport: Option<&str>, alert: &Arc<Alert>) -> Result<Local> {

@@ -84,7 +84,7 @@ impl ConnectMode {
 /// What a side does while nothing has arrived.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum WaitMode {
-    /// Look again at once, and let other threads run only after a while: the lowest latency, and a whole CPU
+    /// Look again at once, and let other threads run only after a while (sooner without -c): the lowest latency, and a whole CPU
     Spin,
     /// Let other threads run each time, then look again
     Yield,
@@ -213,7 +213,7 @@ pub(crate) struct Options {
     #[arg(long, value_enum, value_name = "HOW", help_heading = "Transport")]
     pub(crate) connect: Option<ConnectMode>,
 
-    /// What to do while nothing has arrived [default: spin, or yield on a single CPU]
+    /// What to do while nothing has arrived [default: spin, or yield if both processes are on one CPU]
     #[arg(long, value_enum, value_name = "HOW", help_heading = "Transport")]
     pub(crate) wait: Option<WaitMode>,
 
@@ -302,11 +302,17 @@ impl Options {
 
     /// What to do while nothing has arrived, by the CPUs that this process may use now.
     pub(crate) fn wait(&self) -> WaitMode {
-        self.wait.unwrap_or_else(|| match std::thread::available_parallelism() {
+        self.wait.unwrap_or_else(|| match (&self.cpu, std::thread::available_parallelism()) {
             // Two spinning processes on one CPU would wait for each other's time slice to end.
-            Ok(n) if n.get() == 1 => WaitMode::Yield,
+            (Some(CpuArg::These(a, Some(b))), _) if a == b => WaitMode::Yield,
+            (_, Ok(n)) if n.get() == 1 => WaitMode::Yield,
             _ => WaitMode::Spin,
         })
+    }
+
+    /// Whether this process is bound to a CPU of its own.
+    pub(crate) fn has_cpu(&self) -> bool {
+        matches!(self.cpu, Some(CpuArg::These(a, b)) if b != Some(a))
     }
 }
 
@@ -317,6 +323,17 @@ mod tests {
 
     fn parse(args: &[&str]) -> Result<Options, String> {
         Options::try_parse_from([&["uct_perf"], args].concat()).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn two_on_one_cpu_let_each_other_run() {
+        let of = |args: &[&str]| parse(args).map(|o| (o.wait(), o.has_cpu())).unwrap();
+        assert_eq!(of(&["-c", "3,3"]), (WaitMode::Yield, false));
+        assert_eq!(of(&["-c", "3,3", "--wait", "spin"]), (WaitMode::Spin, false));
+        assert_eq!(of(&["-c", "2,3", "--wait", "spin"]), (WaitMode::Spin, true));
+        assert_eq!(of(&["-c", "2", "--wait", "spin"]), (WaitMode::Spin, true));
+        assert_eq!(of(&["-c", "any", "--wait", "spin"]), (WaitMode::Spin, false));
+        assert_eq!(of(&["--wait", "spin"]), (WaitMode::Spin, false));
     }
 
     #[test]

@@ -14,6 +14,7 @@ use uct::{AmId, Completion, Ep, EpParams, FlushMode, Posted, SendError, SendResu
 
 use super::{
     failure::{Failure, Result},
+    idle::Idle,
     link::Link,
     local::Local,
     message::{Message, Run, Side, from_hex},
@@ -26,18 +27,17 @@ use super::{
 pub(crate) const DATA_ID: AmId = AmId::truncate(5);
 /// The id of "so many have arrived", the answer in stream tests.
 const COUNT_ID: AmId = AmId::truncate(6);
-/// Idle turns after which a spinning side lets other threads run between turns: more than a message takes on a free
-/// machine, so that it only matters where processes share a CPU and would wait for each other's time slice to end.
-const SPINS: u32 = 50;
 /// How long to wait for the reason of a failed endpoint.
 const EXPLAIN: Duration = Duration::from_millis(300);
-/// How long to sleep at most with `--wait events`: news on the control connection does not end the sleep.
+/// See [`Idle::new`].
 const SLEEP: Duration = Duration::from_millis(50);
 
 /// The settings of a session.
 #[derive(Copy, Clone, Debug)]
 pub(crate) struct Manner {
     pub(crate) wait: WaitMode,
+    /// See [`Idle::new`].
+    pub(crate) has_cpu: bool,
     /// How long the peer may be silent.
     pub(crate) timeout: Duration,
 }
@@ -50,8 +50,7 @@ pub(crate) struct Session {
     manner: Manner,
     inbox: VecDeque<Message>,
     receiver: Option<Arc<Receiver>>,
-    /// Turns in a row without an event.
-    idle: u32,
+    idle: Idle,
     /// The run and the number in the peer's last answer.
     counted: Arc<AtomicU64>,
 }
@@ -67,7 +66,8 @@ impl Session {
             }
         })?;
         local.iface.progress_enable(true);
-        Ok(Session { ep: None, local, link, manner, inbox: VecDeque::new(), receiver: None, idle: 0, counted })
+        let idle = Idle::new(manner.wait, manner.has_cpu, SLEEP);
+        Ok(Session { ep: None, local, link, manner, inbox: VecDeque::new(), receiver: None, idle, counted })
     }
 
     /// Makes the endpoint to `peer`, or with `None` one that [`Session::join`] connects.
@@ -229,18 +229,7 @@ impl Session {
         if self.local.alert.is_raised() {
             self.attend()?;
         }
-        if events > 0 {
-            self.idle = 0;
-        } else {
-            self.idle = self.idle.saturating_add(1);
-            match self.manner.wait {
-                WaitMode::Spin if self.idle < SPINS => std::hint::spin_loop(),
-                WaitMode::Spin => std::thread::yield_now(),
-                WaitMode::Yield => std::thread::yield_now(),
-                WaitMode::Events => self.local.worker.wait(SLEEP)?,
-            }
-        }
-        Ok(())
+        self.idle.turn(&self.local.worker, events)
     }
 
     /// Finds out why the alert was raised.

@@ -61,7 +61,7 @@ pub(crate) fn client(local: Local, stream: TcpStream, host: &str, o: &Options, v
     let mut talk = Talk::new(stream, format!("ucx_perftest server {host}"), o.timeout)?;
     talk.send(&task.encode(version, device))?;
     let name = talk.peer().to_string();
-    let mut peer = Peer::new(local, talk, Role::Client, o.wait())?;
+    let mut peer = Peer::new(local, talk, Role::Client, (o.wait(), o.has_cpu()))?;
     let outcome = peer
         .play(&task)
         .map_err(|f| f.suffix(Some(format!("the server was spoken to as UCX {version}, see --ucx=VERSION"))))?;
@@ -82,7 +82,7 @@ pub(crate) fn server(local: Local, stream: TcpStream, from: &str, o: &Options, v
     if !o.final_only {
         line(&format!("{} speaks UCX {version} and asks for {}", talk.peer(), task.describe()))?;
     }
-    let mut peer = Peer::new(local, talk, Role::Server, o.wait())?;
+    let mut peer = Peer::new(local, talk, Role::Server, (o.wait(), o.has_cpu()))?;
     let Outcome { received, resends, .. } = peer.play(&task)?;
     if !o.final_only {
         let again = if resends > 0 { format!("; packets sent again: {}", thousands(resends)) } else { String::new() };

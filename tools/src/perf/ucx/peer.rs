@@ -7,6 +7,7 @@ use uct::{Completion, Ep, EpParams, FlushMode, Posted, SendError};
 use super::{
     super::{
         failure::{Failure, Result},
+        idle::Idle,
         local::Local,
         options::WaitMode,
     },
@@ -26,9 +27,7 @@ pub(crate) enum Role {
 const UNSUPPORTED: i8 = -22;
 /// A packed memory key, which UCX reads and active messages do not use.
 const RKEY: [u8; 8] = [0; 8];
-/// Idle turns after which a spinning side lets other threads run.
-const SPINS: u32 = 50;
-/// How long to sleep at most with `--wait events`.
+/// See [`Idle::new`].
 const SLEEP: Duration = Duration::from_millis(5);
 /// Turns between two looks at the clock and at the control connection while messages are waited for.
 const LOOK_EVERY: u32 = 1024;
@@ -39,17 +38,16 @@ pub(crate) struct Peer {
     pub(crate) local: Local,
     talk: Talk,
     pub(crate) role: Role,
-    wait: WaitMode,
-    idle: u32,
+    idle: Idle,
     /// The receiving half of the current run.
     pub(crate) seen: std::sync::Arc<Seen>,
 }
 
 impl Peer {
-    pub(crate) fn new(local: Local, talk: Talk, role: Role, wait: WaitMode) -> Result<Peer> {
+    pub(crate) fn new(local: Local, talk: Talk, role: Role, (wait, has_cpu): (WaitMode, bool)) -> Result<Peer> {
         let seen = std::sync::Arc::new(Seen::default());
         local.iface.progress_enable(true);
-        Ok(Peer { ep: None, local, talk, role, wait, idle: 0, seen })
+        Ok(Peer { ep: None, local, talk, role, idle: Idle::new(wait, has_cpu, SLEEP), seen })
     }
 
     /// Goes through the whole test with the other side.
@@ -199,7 +197,7 @@ impl Peer {
         while !done(self)? {
             self.turn()?;
             turns = turns.wrapping_add(1);
-            if turns.is_multiple_of(LOOK_EVERY) || self.wait != WaitMode::Spin {
+            if turns.is_multiple_of(LOOK_EVERY) || self.idle.mode() != WaitMode::Spin {
                 self.talk.poll()?;
                 if self.talk.is_over() {
                     return Err(self.talk.gone(what));
@@ -249,17 +247,7 @@ impl Peer {
         if self.local.alert.is_raised() {
             self.attend()?;
         }
-        if events > 0 {
-            self.idle = 0;
-            return Ok(());
-        }
-        self.idle = self.idle.saturating_add(1);
-        match self.wait {
-            WaitMode::Spin if self.idle < SPINS => std::hint::spin_loop(),
-            WaitMode::Spin | WaitMode::Yield => std::thread::yield_now(),
-            WaitMode::Events => self.local.worker.wait(SLEEP)?,
-        }
-        Ok(())
+        self.idle.turn(&self.local.worker, events)
     }
 
     /// Finds out why the alert was raised.
