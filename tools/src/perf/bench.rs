@@ -3,7 +3,12 @@
 //! The client times and ends a run; the server follows what the headers of the messages ask ([`Ask`]). Neither talks on
 //! the control connection meanwhile.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use uct::{
+    Time,
+    time::{Clock, MonotonicClock},
+};
 
 use super::{
     failure::Result,
@@ -40,36 +45,58 @@ pub(crate) struct Plan<'a> {
 }
 
 /// Follows one part of a run: when it ends, and when the display is due.
-struct Course {
+///
+/// Its clock is the library's, which is read in place: what a round does besides the message is in its latency.
+struct Course<'a> {
+    clock: &'a MonotonicClock,
     extent: Extent,
-    start: Instant,
-    next_tick: Instant,
+    start: Time,
+    /// The part ends with the round of this number, or with the first that begins at this time or later.
+    last: u64,
+    end: Time,
+    next_tick: Time,
     /// Time spent in the display, which is not part of the measurement.
     away: Duration,
 }
 
-impl Course {
-    fn new(extent: Extent) -> Course {
-        let start = Instant::now();
-        Course { extent, start, next_tick: start + TICK, away: Duration::ZERO }
+impl Course<'_> {
+    fn new(extent: Extent, clock: &MonotonicClock) -> Course<'_> {
+        let start = clock.now();
+        Course {
+            clock,
+            extent,
+            start,
+            last: extent.iters.map_or(u64::MAX, |n| n.saturating_sub(1)),
+            end: extent.time.map_or(Time::MAX, |t| start + t),
+            next_tick: start + TICK,
+            away: Duration::ZERO,
+        }
     }
 
     /// Whether a part that has done `done` rounds at `now` shall do only one more.
-    fn ends_with_next(&self, done: u64, now: Instant) -> bool {
-        self.extent.iters.is_some_and(|n| done + 1 >= n) || self.extent.time.is_some_and(|t| now - self.start >= t)
+    fn ends_with_next(&self, done: u64, now: Time) -> bool {
+        done >= self.last || now >= self.end
     }
 
-    fn tick(&mut self, done: u64, now: Instant, tick: &mut dyn FnMut(f64)) -> Instant {
-        if now < self.next_tick {
-            return now;
-        }
+    #[inline]
+    fn tick(&mut self, done: u64, now: Time, tick: &mut dyn FnMut(f64)) -> Time {
+        if now < self.next_tick { now } else { self.tell(done, now, tick) }
+    }
+
+    #[cold]
+    fn tell(&mut self, done: u64, now: Time, tick: &mut dyn FnMut(f64)) -> Time {
         let by_count = self.extent.iters.map_or(0.0, |n| done as f64 / n as f64);
         let by_time = self.extent.time.map_or(0.0, |t| (now - self.start).as_secs_f64() / t.as_secs_f64());
         tick(by_count.max(by_time).min(1.0));
-        let after = Instant::now();
+        let after = self.clock.now();
         self.away += after - now;
         self.next_tick = after + TICK;
         after
+    }
+
+    /// Since the start, without the time in the display.
+    fn elapsed(&self, now: Time) -> Duration {
+        (now - self.start).saturating_sub(self.away)
     }
 }
 
@@ -94,11 +121,12 @@ fn ping(s: &mut Session, tx: &Sender, rx: &Receiver, plan: Plan<'_>) -> Result<S
         s.send(tx, seq, ask)?;
         s.until("reply", || 0, || rx.received() > seq)
     };
+    let clock = MonotonicClock::new();
     let mut seq = 0;
     if plan.warmup.iters != Some(0) {
-        let course = Course::new(plan.warmup);
+        let course = Course::new(plan.warmup, &clock);
         loop {
-            let last = course.ends_with_next(seq, Instant::now());
+            let last = course.ends_with_next(seq, clock.now());
             round(seq, Ask::Nothing)?;
             seq += 1;
             if last {
@@ -108,16 +136,16 @@ fn ping(s: &mut Session, tx: &Sender, rx: &Receiver, plan: Plan<'_>) -> Result<S
     }
     let warmup = seq;
     let mut one_way = Histogram::new();
-    let mut course = Course::new(plan.measure);
+    let mut course = Course::new(plan.measure, &clock);
     let mut sent_at = course.start;
     loop {
         let last = course.ends_with_next(seq - warmup, sent_at);
         round(seq, if last { Ask::Last } else { Ask::Nothing })?;
         seq += 1;
-        let now = Instant::now();
-        one_way.record((now - sent_at).as_nanos() as u64 / 2);
+        let now = clock.now();
+        one_way.record(now.nanos_since(sent_at) / 2);
         if last {
-            let elapsed = (now - course.start).saturating_sub(course.away);
+            let elapsed = course.elapsed(now);
             return Ok(Sample { iters: seq - warmup, warmup, elapsed, one_way: Some(one_way) });
         }
         sent_at = course.tick(seq - warmup, now, plan.tick);
@@ -138,11 +166,12 @@ fn pong(s: &mut Session, tx: &Sender, rx: &Receiver) -> Result<()> {
 }
 
 fn stream(s: &mut Session, run: &Run, tx: &Sender, plan: Plan<'_>) -> Result<Sample> {
+    let clock = MonotonicClock::new();
     let mut seq = 0;
     if plan.warmup.iters != Some(0) {
-        let course = Course::new(plan.warmup);
+        let course = Course::new(plan.warmup, &clock);
         loop {
-            let now = if seq % CLOCK_EVERY == 0 { Instant::now() } else { course.start };
+            let now = if seq % CLOCK_EVERY == 0 { clock.now() } else { course.start };
             let last = course.ends_with_next(seq, now);
             s.send(tx, seq, if last { Ask::Ack } else { Ask::Nothing })?;
             seq += 1;
@@ -153,12 +182,12 @@ fn stream(s: &mut Session, run: &Run, tx: &Sender, plan: Plan<'_>) -> Result<Sam
         s.wait_count(run.run, seq)?;
     }
     let warmup = seq;
-    let mut course = Course::new(plan.measure);
+    let mut course = Course::new(plan.measure, &clock);
     let mut now = course.start;
     loop {
         let done = seq - warmup;
         if done % CLOCK_EVERY == CLOCK_EVERY - 1 {
-            now = course.tick(done, Instant::now(), plan.tick);
+            now = course.tick(done, clock.now(), plan.tick);
         }
         let last = course.ends_with_next(done, now);
         s.send(tx, seq, if last { Ask::Last } else { Ask::Nothing })?;
@@ -168,7 +197,7 @@ fn stream(s: &mut Session, run: &Run, tx: &Sender, plan: Plan<'_>) -> Result<Sam
         }
     }
     s.wait_count(run.run, seq)?;
-    let elapsed = course.start.elapsed().saturating_sub(course.away);
+    let elapsed = course.elapsed(clock.now());
     Ok(Sample { iters: seq - warmup, warmup, elapsed, one_way: None })
 }
 
@@ -191,16 +220,18 @@ mod tests {
 
     #[test]
     fn a_part_ends_by_count_or_by_time() {
-        let c = Course::new(Extent { iters: Some(3), time: None });
+        let clock = MonotonicClock::new();
+        let c = Course::new(Extent { iters: Some(3), time: None }, &clock);
         assert_eq!([0, 1, 2, 3].map(|n| c.ends_with_next(n, c.start)), [false, false, true, true]);
-        let c = Course::new(Extent { iters: Some(3), time: Some(Duration::from_secs(1)) });
+        let c = Course::new(Extent { iters: Some(3), time: Some(Duration::from_secs(1)) }, &clock);
         assert!(c.ends_with_next(0, c.start + Duration::from_secs(1)));
         assert!(!c.ends_with_next(0, c.start));
     }
 
     #[test]
     fn the_display_is_told_now_and_then_and_its_time_does_not_count() {
-        let mut c = Course::new(Extent { iters: Some(100), time: None });
+        let clock = MonotonicClock::new();
+        let mut c = Course::new(Extent { iters: Some(100), time: None }, &clock);
         let mut told = Vec::new();
         let t0 = c.start;
         assert_eq!(c.tick(1, t0, &mut |f| told.push(f)), t0);

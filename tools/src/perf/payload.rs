@@ -148,11 +148,27 @@ impl Receiver {
     }
 
     /// Checks one message. After the first wrong one nothing more is counted.
+    #[inline]
     pub(crate) fn accept(&self, data: &[u8]) {
         if self.is_wrong.load(Relaxed) {
             return;
         }
         let seq = self.received.load(Relaxed);
+        // What nearly all are, without taking the header apart: a latency has this in it.
+        let word = Header { seq, run: self.run, ask: Ask::Nothing }.to_word().to_ne_bytes();
+        if let Some((w, payload)) = data.split_first_chunk()
+            && *w == word
+            && data.len() == self.size
+            && (payload.is_empty() || payload == self.pattern.payload(seq))
+        {
+            self.received.store(seq + 1, Relaxed);
+        } else {
+            self.accept_any(seq, data);
+        }
+    }
+
+    #[inline(never)]
+    fn accept_any(&self, seq: u64, data: &[u8]) {
         match self.check(seq, data) {
             Ok(ask) => {
                 self.received.store(seq + 1, Relaxed);
