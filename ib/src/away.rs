@@ -5,7 +5,7 @@
 
 use std::{mem, sync::Arc};
 
-use parking_lot::Mutex;
+use uct::sync::Mutex;
 
 use crate::device::{ResetJob, ResetWaker, VerbsError, VerbsResult};
 
@@ -162,7 +162,7 @@ impl<Q> Drop for Loan<Q> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(uct_loom)))]
 mod tests {
     use std::{
         sync::{
@@ -243,3 +243,6 @@ mod tests {
         assert_eq!(ended.load(Ordering::Relaxed), 7);
     }
 }
+
+#[cfg(all(test, uct_loom))]
+mod loom;
