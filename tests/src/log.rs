@@ -4,9 +4,10 @@ use std::{fmt, sync::Arc};
 
 use parking_lot::Mutex;
 use tracing::{
-    Event, Level, Metadata, Subscriber,
+    Dispatch, Event, Level, Metadata, Subscriber,
     field::{Field, Visit},
     span,
+    subscriber::NoSubscriber,
 };
 
 struct Lines {
@@ -46,7 +47,28 @@ impl Subscriber for Lines {
 
 /// Runs `f` and returns what this thread has logged meanwhile, at `level` and above.
 pub fn lines_of(level: Level, f: impl FnOnce()) -> Vec<String> {
+    // While there is one subscriber only, whoever comes to a place first that logs decides for all threads whether it is heard,
+    // by what his own thread has. With a second one all are asked.
+    let _second = Dispatch::new(NoSubscriber::new());
     let lines = Arc::<Mutex<Vec<String>>>::default();
     tracing::subscriber::with_default(Lines { level, lines: lines.clone() }, f);
     std::mem::take(&mut *lines.lock())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn say_so() {
+        tracing::info!("so");
+    }
+
+    #[test]
+    fn a_place_that_a_deaf_thread_came_to_first_is_heard() {
+        let lines = lines_of(Level::INFO, || {
+            std::thread::spawn(say_so).join().expect("it only talks");
+            say_so();
+        });
+        assert_eq!(lines, ["so"]);
+    }
 }

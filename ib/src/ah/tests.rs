@@ -248,6 +248,8 @@ impl tracing::Subscriber for Warnings {
 #[test]
 fn closing_warns_once_and_names_who_holds_what() {
     let warnings = Warnings::default();
+    // With a second one, threads of other tests cannot decide alone whether a place is heard that they come to first.
+    let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
     tracing::subscriber::with_default(warnings.clone(), || {
         let rig = Rig::of(AhTtl::Infinite);
         drop(rig.get(9));
