@@ -512,16 +512,6 @@ impl Qp {
         self.modify(&mut attr, Mask::IBV_QP_STATE.0 | Mask::IBV_QP_SQ_PSN.0)
     }
 
-    /// Asks the device whether it is ready.
-    pub(super) fn is_ready(&self) -> VerbsResult<bool> {
-        let (mut attr, mut init) = (ibv_qp_attr::zero(), ibv_qp_init_attr::zero());
-        let mask = Mask::IBV_QP_STATE.0 as i32;
-        // SAFETY: H1, and two structures to fill.
-        let rc = unsafe { rdma_sys::ibv_query_qp(self.ptr.as_ptr(), &raw mut attr, mask, &raw mut init) };
-        check("query_qp", rc)?;
-        Ok(attr.qp_state == ibv_qp_state::IBV_QPS_RTS)
-    }
-
     /// Destroys it, before its owner is dropped.
     pub(super) fn destroy(&mut self) -> VerbsResult<()> {
         if std::mem::replace(&mut self.done, true) || !self.pd.ctx.is_here() {

@@ -143,16 +143,13 @@ impl RdmaQp {
         self.dev.expect_event();
     }
 
-    /// After a completion with an error: has it taken the queue pair down?
+    /// After a completion with an error, which takes the queue pair out of service: into SQE if it was a send, else into ERROR
+    /// (InfiniBand Architecture Specification, volume 1, 10.3.1). So the device is not asked, which may sleep.
     #[cold]
-    fn check_state(&mut self) {
+    #[inline(never)]
+    fn went_down(&mut self) {
+        self.failed = true;
         self.dev.expect_event();
-        let Some(qp) = self.qp.get() else { return };
-        match qp.is_ready() {
-            Ok(true) => {}
-            Ok(false) => self.failed = true,
-            Err(e) => self.fail(&e),
-        }
     }
 
     /// What can be known to be wrong before the provider sees it.
@@ -194,8 +191,6 @@ impl RdmaQp {
             self.fail(&e);
             return Err(e);
         }
-        // What completed before does not tell how it is now.
-        self.failed = true;
         let (mut recvs, mut sends) = (Vec::new(), Vec::new());
         while self.poll_recv_cq(&mut recvs, CHUNK) == CHUNK {}
         while self.poll_send_cq(&mut sends, CHUNK) == CHUNK {}
@@ -238,8 +233,8 @@ impl RdmaQp {
                 break;
             }
         }
-        if failed && !self.failed {
-            self.check_state();
+        if failed {
+            self.went_down();
         }
         n
     }
@@ -275,18 +270,10 @@ impl RdmaQp {
         let mut status = WcStatus::Success;
         if wc.status != ibv_wc_status::IBV_WC_SUCCESS {
             status = attr::status(wc.status);
-            self.receive_failed();
+            self.went_down();
         }
         // Whether the sender asked to wake us a work completion does not tell.
         Some(RecvWc { buf, byte_len, src_qpn, grh, solicited: false, status })
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn receive_failed(&mut self) {
-        if !self.failed {
-            self.check_state();
-        }
     }
 
     /// Appends at most `max` completions: first those that were taken from the device before somebody asked.
