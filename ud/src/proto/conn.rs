@@ -511,6 +511,16 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
 
     /// The endpoints, except one, that a living process would miss if another one were taken for its successor.
     fn company(&self, p: u32, except: u32) -> impl Iterator<Item = u32> {
+        self.handshaken(p, except).filter(|slot| {
+            let ep = &self.eps[*slot];
+            let is_done = ep.is_failed() || ep.is_lingering() && ep.in_flight() == 0;
+            !is_done
+        })
+    }
+
+    /// The endpoints, except one, that a handshake has connected with this peer. One that only asks does not care who answers;
+    /// connect-to-endpoint pairs are made by the user, who may well have made this one for a new process.
+    fn handshaken(&self, p: u32, except: u32) -> impl Iterator<Item = u32> {
         let mut at = self.peers[p].first_ep;
         std::iter::from_fn(move || {
             let slot = at;
@@ -519,24 +529,14 @@ impl<T, P: Clone + Eq + Hash, L, R> Engine<T, P, L, R> {
         })
         .filter(move |slot| {
             let ep = &self.eps[*slot];
-            let is_done = ep.is_failed() || ep.is_lingering() && ep.in_flight() == 0;
-            *slot != except && !is_done && ep.is_dest_known() && !ep.is.contains(Is::P2P)
+            *slot != except && ep.is_dest_known() && !ep.is.contains(Is::P2P)
         })
     }
 
     fn give_up_old_process(&mut self, now: Time, p: u32, except: u32) {
         self.peers[p].is_pinned = true;
-        let mut at = self.peers[p].first_ep;
-        while at != NIL {
-            let ep = &self.eps[at];
-            let (slot, next) = (at, ep.peer_next);
-            at = next;
-            // An endpoint that only asks does not care who answers. Connect-to-endpoint pairs are made by the user, who
-            // may well have made this one for the new process.
-            if slot == except || ep.is.contains(Is::P2P) || !ep.is_dest_known() {
-                continue;
-            }
-            if ep.owner == Owner::User {
+        for slot in self.handshaken(p, except).collect::<Vec<_>>() {
+            if self.eps[slot].owner == Owner::User {
                 self.remove_match(slot);
                 if !self.eps[slot].is_failed() {
                     self.fail(now, slot, ErrorKind::ConnectionReset);
