@@ -16,6 +16,7 @@ use uct::{
 };
 use uct_tests::{
     check::{Ledger, fill, region},
+    fabric::{Fabric, Sim},
     hooks::Hooks,
     on_fabrics,
     world::{Motion, NodeOptions, World},
@@ -423,10 +424,18 @@ fn fairness_over_eight_endpoints<F: Hooks>(mut w: World<F>) {
         assert!(r.is_ok(), "{r:?}");
     }
     w.nodes[1].motion = Motion::User;
-    w.run_until("all are sent", |_| counts.lock().iter().all(|n| *n == goal));
+    let mut uncut = 0;
+    w.run_until("all are sent", |w| {
+        // Whose window was cut is rightly behind. On a busy machine timers that are up cut windows of any network.
+        if w.nodes[0].counter("tx.cwnd_cuts") == 0 {
+            uncut = worst.load(Ordering::Relaxed);
+        }
+        counts.lock().iter().all(|n| *n == goal)
+    });
     w.run_until("all arrive", |w| w.nodes[1].inbox.lock().iter().filter(|m| m.id > 0).count() as u64 == 8 * goal);
+    assert!(F::NAME != Sim::NAME || w.nodes[0].counter("tx.cwnd_cuts") == 0, "nothing is lost or late there");
     // A window may shut for a moment, so it is not one by one.
-    assert!(worst.load(Ordering::Relaxed) <= 64, "one was {} messages ahead of another", worst.load(Ordering::Relaxed));
+    assert!(uncut <= 64, "one was {uncut} messages ahead of another");
     let got = w.nodes[1].take();
     for i in 1..=8u8 {
         let mine: Vec<_> = got.iter().filter(|m| m.id == i).collect();
