@@ -84,7 +84,7 @@ impl ConnectMode {
 /// What a side does while nothing has arrived.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum WaitMode {
-    /// Look again at once, and let other threads run only after a while (sooner without -c): the lowest latency, and a whole CPU
+    /// Look again at once, and let other threads run only after a while: the lowest latency, and a whole CPU
     Spin,
     /// Let other threads run each time, then look again
     Yield,

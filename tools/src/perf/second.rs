@@ -90,8 +90,10 @@ fn arguments(o: &Options) -> Vec<OsString> {
     if let Some(t) = &o.transport {
         a.extend(["-x".into(), t.into()]);
     }
-    if let Some(CpuArg::These(_, Some(cpu))) = o.cpu {
-        a.extend(["-c".into(), cpu.to_string().into()]);
+    if let Some(CpuArg::These(first, Some(cpu))) = o.cpu {
+        // The same one twice says that it is shared.
+        let cpus = if first == cpu { format!("{cpu},{cpu}") } else { cpu.to_string() };
+        a.extend(["-c".into(), cpus.into()]);
     }
     a.extend(["--wait".into(), o.wait().name().into()]);
     a
@@ -131,5 +133,14 @@ mod tests {
         assert_eq!((second.device, second.transport, second.timeout), (first.device, first.transport, first.timeout));
         assert_eq!(second.cpu, Some(CpuArg::These(7, None)));
         assert_eq!(second.wait, Some(WaitMode::Events));
+    }
+
+    #[test]
+    fn the_second_process_knows_whether_it_shares_its_cpu() {
+        for (cpus, has_cpu) in [("4,7", true), ("4,4", false)] {
+            let first = Options::parse_from(["uct_perf", "--wait", "spin", "-c", cpus]);
+            let second = Options::try_parse_from(std::iter::once("uct_perf".into()).chain(arguments(&first))).unwrap();
+            assert_eq!((first.has_cpu(), second.has_cpu()), (has_cpu, has_cpu), "{cpus}");
+        }
     }
 }
